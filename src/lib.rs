@@ -1,0 +1,3 @@
+//! gpu-align: every local rank runs on the card it was meant to have.
+
+pub mod device;
