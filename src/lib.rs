@@ -4,3 +4,5 @@ pub mod align;
 pub mod device;
 pub mod node;
 pub mod reach;
+pub mod report;
+pub mod slurm;

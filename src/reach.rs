@@ -13,11 +13,8 @@ use crate::device::{Device, Inventory};
 /// `opens` gets a path below /dev. A slice needs three nodes: its card's, its
 /// GPU instance's and its compute instance's.
 pub fn reach(inventory: &Inventory, opens: impl Fn(&str) -> bool) -> Vec<Device> {
-    let card_opens: Vec<bool> = inventory
-        .cards()
-        .iter()
-        .map(|card| opens(&format!("/dev/nvidia{}", card.minor)))
-        .collect();
+    let card_opens: Vec<bool> =
+        inventory.cards().iter().map(|card| opens(&format!("/dev/nvidia{}", card.minor))).collect();
     let cap_opens = |minor: &u32| opens(&format!("/dev/nvidia-caps/nvidia-cap{minor}"));
     inventory
         .devices()
@@ -54,18 +51,13 @@ mod tests {
             slices,
         };
         let slice = |ci| Slice {
-            uuid: format!("MIG-00000000-00a0-5000-8000-00000000000{ci}")
-                .parse()
-                .unwrap(),
+            uuid: format!("MIG-00000000-00a0-5000-8000-00000000000{ci}").parse().unwrap(),
             gi: 1,
             ci,
             profile: "1g.10gb".into(),
             cap_minors: [30, 31 + ci],
         };
-        Inventory::new(vec![
-            card("01", 1, vec![slice(0), slice(1)]),
-            card("02", 0, vec![]),
-        ])
+        Inventory::new(vec![card("01", 1, vec![slice(0), slice(1)]), card("02", 0, vec![])])
     }
 
     #[test]
@@ -76,23 +68,11 @@ mod tests {
 
     #[test]
     fn a_slice_needs_its_card_and_both_of_its_capability_nodes() {
-        let nodes = [
-            "/dev/nvidia1",
-            "/dev/nvidia-caps/nvidia-cap30",
-            "/dev/nvidia-caps/nvidia-cap32",
-        ];
+        let nodes =
+            ["/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap32"];
         let reached = reach(&node(), |path| nodes.contains(&path));
-        assert_eq!(
-            reached,
-            [Device {
-                card: 0,
-                slice: Some(1)
-            }]
-        );
-        assert_eq!(
-            reach(&node(), |path| path != "/dev/nvidia1"),
-            [Device::whole(1)]
-        );
+        assert_eq!(reached, [Device { card: 0, slice: Some(1) }]);
+        assert_eq!(reach(&node(), |path| path != "/dev/nvidia1"), [Device::whole(1)]);
     }
 
     #[test]

@@ -72,12 +72,7 @@ pub fn allotment(facts: &Facts) -> Result<Option<Allotment>, Doubt> {
         Held::ByList(step) => unconstrained(facts, &usable, step)?,
     };
     let slurm_order = slurm_order(&devices, facts.positions);
-    Ok(Some(Allotment {
-        devices,
-        slurm_order,
-        bound,
-        caution,
-    }))
+    Ok(Some(Allotment { devices, slurm_order, bound, caution }))
 }
 
 /// The reach without cards that Slurm does not hand out: it denies only what
@@ -156,15 +151,10 @@ fn bound_by_variable(
     let in_slurms_order = slurm_order(usable, facts.positions);
     let mut devices = Vec::new();
     for &place in task {
-        let device = in_slurms_order
-            .get(place as usize)
-            .ok_or(Doubt::NoSuchCard(place))?;
+        let device = in_slurms_order.get(place as usize).ok_or(Doubt::NoSuchCard(place))?;
         devices.push(*device);
     }
-    let caution = facts
-        .positions
-        .is_none()
-        .then_some(Caution::UnknownGresList);
+    let caution = facts.positions.is_none().then_some(Caution::UnknownGresList);
     Ok((in_pci_order(devices), caution))
 }
 
@@ -176,18 +166,12 @@ fn missing(facts: &Facts, usable: &[Device], given: usize) -> Doubt {
         match positions.get(position as usize) {
             Some(None) => return Doubt::NoSuchCard(position),
             Some(Some(device)) if !usable.contains(device) => {
-                return Doubt::Unreachable {
-                    position,
-                    pci: facts.inventory.card(*device).pci,
-                };
+                return Doubt::Unreachable { position, pci: facts.inventory.card(*device).pci };
             }
             _ => {}
         }
     }
-    Doubt::Missing {
-        given,
-        reached: usable.len(),
-    }
+    Doubt::Missing { given, reached: usable.len() }
 }
 
 /// Rule 2 on a node that does not constrain devices: position → device.
@@ -263,9 +247,7 @@ mod tests {
     /// A node whose card of rank r has minor `minors[r]`.
     fn node(minors: &[u32]) -> Inventory {
         let card = |(rank, minor): (usize, &u32)| Card {
-            pci: format!("0000:{:02x}:00.0", rank * 0x10 + 1)
-                .parse()
-                .unwrap(),
+            pci: format!("0000:{:02x}:00.0", rank * 0x10 + 1).parse().unwrap(),
             minor: Minor(*minor),
             uuid: None,
             model: "A".into(),
@@ -313,10 +295,7 @@ mod tests {
         let (list, reach) = (gres(&node, 0..8), cards(&[0, 1, 5]));
         // Slurm's own numbers may say anything.
         for step in [[3, 4, 5], [0, 1, 2]] {
-            let step = Facts {
-                step: Some(&step),
-                ..facts(&node, &reach, &list)
-            };
+            let step = Facts { step: Some(&step), ..facts(&node, &reach, &list) };
             let allotment = decided(&step);
             assert_eq!(allotment.devices, reach);
             assert_eq!(allotment.slurm_order, cards(&[5, 0, 1]));
@@ -327,16 +306,10 @@ mod tests {
     #[test]
     fn rule_1_a_step_without_a_list_holds_what_the_kernel_leaves_it() {
         let node = node(&INV8P);
-        let (list, reach, all) = (
-            gres(&node, 0..8),
-            cards(&[0, 1, 5]),
-            cards(&[0, 1, 2, 3, 4, 5, 6, 7]),
-        );
+        let (list, reach, all) =
+            (gres(&node, 0..8), cards(&[0, 1, 5]), cards(&[0, 1, 2, 3, 4, 5, 6, 7]));
         assert_eq!(decided(&facts(&node, &reach, &list)).devices, reach);
-        let count = |count| Facts {
-            count: Some(count),
-            ..facts(&node, &all, &list)
-        };
+        let count = |count| Facts { count: Some(count), ..facts(&node, &all, &list) };
         assert_eq!(decided(&count(8)).devices, all);
         assert_eq!(allotment(&count(3)), Err(Doubt::NoList));
     }
@@ -345,10 +318,7 @@ mod tests {
     fn rule_1_a_card_that_is_not_configured_is_not_the_steps_although_it_opens() {
         let node = node(&[0, 1, 2, 3]);
         let (list, reach) = (gres(&node, [2, 3]), cards(&[0, 1, 3]));
-        let step = Facts {
-            step: Some(&[1]),
-            ..facts(&node, &reach, &list)
-        };
+        let step = Facts { step: Some(&[1]), ..facts(&node, &reach, &list) };
         assert_eq!(decided(&step).devices, cards(&[3]));
     }
 
@@ -356,31 +326,19 @@ mod tests {
     fn rule_2_positions_in_pci_order_are_ranks() {
         let node = node(&[0, 1, 2, 3]);
         let (list, reach) = (gres(&node, 0..4), cards(&[0, 1, 2, 3]));
-        let allotment = decided(&Facts {
-            step: Some(&[2, 3]),
-            ..facts(&node, &reach, &list)
-        });
-        assert_eq!(
-            (allotment.devices, allotment.caution),
-            (cards(&[2, 3]), None)
-        );
+        let allotment = decided(&Facts { step: Some(&[2, 3]), ..facts(&node, &reach, &list) });
+        assert_eq!((allotment.devices, allotment.caution), (cards(&[2, 3]), None));
     }
 
     #[test]
     fn rule_2_another_order_follows_the_neighbours_unless_the_site_says_file() {
         let node = node(&INV8P);
         let (list, reach) = (gres(&node, 0..8), cards(&[0, 1, 2, 3, 4, 5, 6, 7]));
-        let step = Facts {
-            step: Some(&[0]),
-            ..facts(&node, &reach, &list)
-        };
+        let step = Facts { step: Some(&[0]), ..facts(&node, &reach, &list) };
         let neighbours = decided(&step);
         assert_eq!(neighbours.devices, cards(&[0]));
         assert_eq!(neighbours.caution, Some(Caution::NotInPciOrder));
-        let file = decided(&Facts {
-            reading: Reading::File,
-            ..step
-        });
+        let file = decided(&Facts { reading: Reading::File, ..step });
         assert_eq!((file.devices, file.caution), (cards(&[6]), None));
     }
 
@@ -391,10 +349,7 @@ mod tests {
         for position in 0..3 {
             // One reading for all positions: two jobs never meet on a card.
             let step = [position];
-            let step = Facts {
-                step: Some(&step),
-                ..facts(&node, &reach, &list)
-            };
+            let step = Facts { step: Some(&step), ..facts(&node, &reach, &list) };
             assert_eq!(decided(&step).devices, cards(&[position as usize + 1]));
         }
     }
@@ -403,11 +358,7 @@ mod tests {
     fn rule_2_an_unknown_gres_list_is_said() {
         let node = node(&INV8P);
         let reach = cards(&[0, 1, 2, 3, 4, 5, 6, 7]);
-        let step = Facts {
-            step: Some(&[3]),
-            positions: None,
-            ..facts(&node, &reach, &[])
-        };
+        let step = Facts { step: Some(&[3]), positions: None, ..facts(&node, &reach, &[]) };
         let allotment = decided(&step);
         assert_eq!(allotment.devices, cards(&[3]));
         assert_eq!(allotment.caution, Some(Caution::UnknownGresList));
@@ -417,21 +368,12 @@ mod tests {
     fn rule_3_a_lost_card_is_never_substituted() {
         let node = node(&[0, 1, 3]); // minor 2 fell off
         let (list, reach) = (gres(&node, 0..4), cards(&[0, 1]));
-        let step = Facts {
-            step: Some(&[0, 1, 2]),
-            ..facts(&node, &reach, &list)
-        };
+        let step = Facts { step: Some(&[0, 1, 2]), ..facts(&node, &reach, &list) };
         assert_eq!(allotment(&step), Err(Doubt::NoSuchCard(2)));
-        let alone = Facts {
-            step: Some(&[2]),
-            ..facts(&node, &[], &list)
-        };
+        let alone = Facts { step: Some(&[2]), ..facts(&node, &[], &list) };
         assert_eq!(allotment(&alone), Err(Doubt::NoSuchCard(2)));
         let all = cards(&[0, 1, 2]);
-        let open = Facts {
-            step: Some(&[2]),
-            ..facts(&node, &all, &list)
-        };
+        let open = Facts { step: Some(&[2]), ..facts(&node, &all, &list) };
         assert_eq!(allotment(&open), Err(Doubt::NoSuchCard(2)));
     }
 
@@ -439,11 +381,8 @@ mod tests {
     fn rule_4_a_binding_by_the_kernel_is_kept() {
         let node = node(&INV8P);
         let (list, reach) = (gres(&node, 0..8), cards(&[1]));
-        let task = Facts {
-            step: Some(&[3, 4, 5]),
-            task: Some(&[0]),
-            ..facts(&node, &reach, &list)
-        };
+        let task =
+            Facts { step: Some(&[3, 4, 5]), task: Some(&[0]), ..facts(&node, &reach, &list) };
         let allotment = decided(&task);
         assert_eq!((allotment.devices, allotment.bound), (cards(&[1]), true));
     }
@@ -453,11 +392,7 @@ mod tests {
         let node = node(&INV8P);
         // Reversed lines: position 0 is minor 7; the step holds minors 4 and 3.
         let (list, reach) = (gres(&node, (0..8).rev()), cards(&[0, 5]));
-        let task = Facts {
-            step: Some(&[3, 4]),
-            task: Some(&[1]),
-            ..facts(&node, &reach, &list)
-        };
+        let task = Facts { step: Some(&[3, 4]), task: Some(&[1]), ..facts(&node, &reach, &list) };
         let allotment = decided(&task);
         assert_eq!((allotment.devices, allotment.bound), (cards(&[5]), true));
     }
@@ -466,11 +401,7 @@ mod tests {
     fn rule_4_a_binding_on_an_unconstrained_node_is_a_list_of_positions() {
         let node = node(&[0, 1, 2, 3]);
         let (list, reach) = (gres(&node, 0..4), cards(&[0, 1, 2, 3]));
-        let task = Facts {
-            step: Some(&[1, 2]),
-            task: Some(&[2]),
-            ..facts(&node, &reach, &list)
-        };
+        let task = Facts { step: Some(&[1, 2]), task: Some(&[2]), ..facts(&node, &reach, &list) };
         let allotment = decided(&task);
         assert_eq!((allotment.devices, allotment.bound), (cards(&[2]), true));
     }

@@ -42,6 +42,10 @@ pub enum Doubt {
         "map= asks for {0}, which is not among this task's devices; list its own UUIDs or places"
     )]
     MapUuid(String),
+    #[error(
+        "Slurm binds this task to several devices and other tasks did not say in time which they hold; use mode auto, or ask with --gres=gpu:N"
+    )]
+    SilentTask,
     #[error("this node has {0} devices, more than gpu-align can tell apart; ask the admin")]
     TooMany(usize),
 }

@@ -28,26 +28,19 @@ pub fn ordered(
             let mapped = map(&allotment.devices, places, inventory)?;
             let rest = allotment.devices.iter().filter(|d| !mapped.contains(d));
             let devices = mapped.iter().chain(rest).copied().collect();
-            return Ok(Ordered {
-                devices,
-                meant: mapped.len(),
-            });
+            return Ok(Ordered { devices, meant: mapped.len() });
         }
     };
-    Ok(Ordered {
-        meant: devices.len(),
-        devices,
-    })
+    Ok(Ordered { meant: devices.len(), devices })
 }
 
 fn map(devices: &[Device], places: &[Place], inventory: &Inventory) -> Result<Vec<Device>, Doubt> {
     let mut mapped = Vec::new();
     for place in places {
         let device = match place {
-            Place::Index(place) => *devices.get(*place).ok_or(Doubt::MapPlace {
-                place: *place,
-                devices: devices.len(),
-            })?,
+            Place::Index(place) => *devices
+                .get(*place)
+                .ok_or(Doubt::MapPlace { place: *place, devices: devices.len() })?,
             Place::Uuid(uuid) => *devices
                 .iter()
                 .find(|&&device| inventory.uuid(device) == Some(uuid))

@@ -82,41 +82,17 @@ pub fn plan(layout: Layout, ordered: &Ordered, turn: Turn) -> Plan {
     match layout {
         Layout::Bound | Layout::All => {
             let own = turn.rank % all.len();
-            Plan {
-                layout,
-                visible: all.clone(),
-                own,
-                own_count: 1,
-            }
+            Plan { layout, visible: all.clone(), own, own_count: 1 }
         }
         Layout::Single => {
             let block = own_block(meant.len(), turn);
-            Plan {
-                layout,
-                own: 0,
-                own_count: block.len(),
-                visible: meant[block].to_vec(),
-            }
+            Plan { layout, own: 0, own_count: block.len(), visible: meant[block].to_vec() }
         }
         Layout::Rotate => {
-            let first = if turn.of > meant.len() {
-                own_block(meant.len(), turn).start
-            } else {
-                turn.rank
-            };
-            let visible = all
-                .iter()
-                .cycle()
-                .skip(first)
-                .take(all.len())
-                .copied()
-                .collect();
-            Plan {
-                layout,
-                visible,
-                own: 0,
-                own_count: 1,
-            }
+            let first =
+                if turn.of > meant.len() { own_block(meant.len(), turn).start } else { turn.rank };
+            let visible = all.iter().cycle().skip(first).take(all.len()).copied().collect();
+            Plan { layout, visible, own: 0, own_count: 1 }
         }
     }
 }
@@ -167,10 +143,7 @@ mod tests {
     use super::*;
 
     fn devices(n: usize) -> Ordered {
-        Ordered {
-            devices: (0..n).map(Device::whole).collect(),
-            meant: n,
-        }
+        Ordered { devices: (0..n).map(Device::whole).collect(), meant: n }
     }
 
     /// Each rank's visible devices, and its own index.
@@ -184,28 +157,19 @@ mod tests {
     }
 
     fn own_cards(layout: Layout, n: usize, ranks: usize) -> Vec<usize> {
-        laid_out(layout, n, ranks)
-            .iter()
-            .map(|(visible, own)| visible[*own])
-            .collect()
+        laid_out(layout, n, ranks).iter().map(|(visible, own)| visible[*own]).collect()
     }
 
     #[test]
     fn all_shows_every_device_and_rank_r_has_index_r() {
         let plans = laid_out(Layout::All, 3, 3);
         assert!(plans.iter().all(|(visible, _)| visible == &[0, 1, 2]));
-        assert_eq!(
-            plans.iter().map(|(_, own)| *own).collect::<Vec<_>>(),
-            [0, 1, 2]
-        );
+        assert_eq!(plans.iter().map(|(_, own)| *own).collect::<Vec<_>>(), [0, 1, 2]);
     }
 
     #[test]
     fn rotate_puts_the_own_device_first_and_the_rest_in_cyclic_order() {
-        let visible: Vec<_> = laid_out(Layout::Rotate, 3, 3)
-            .into_iter()
-            .map(|p| p.0)
-            .collect();
+        let visible: Vec<_> = laid_out(Layout::Rotate, 3, 3).into_iter().map(|p| p.0).collect();
         assert_eq!(visible, [[0, 1, 2], [1, 2, 0], [2, 0, 1]]);
     }
 
@@ -220,10 +184,7 @@ mod tests {
     #[test]
     fn fewer_ranks_than_devices_get_contiguous_blocks_and_none_idle() {
         let visible = |n, ranks| -> Vec<Vec<usize>> {
-            laid_out(Layout::Single, n, ranks)
-                .into_iter()
-                .map(|p| p.0)
-                .collect()
+            laid_out(Layout::Single, n, ranks).into_iter().map(|p| p.0).collect()
         };
         assert_eq!(visible(3, 2), [vec![0, 1], vec![2]]);
         assert_eq!(visible(4, 2), [[0, 1], [2, 3]]);
@@ -233,10 +194,7 @@ mod tests {
 
     #[test]
     fn a_short_map_hands_out_only_what_it_lists() {
-        let ordered = Ordered {
-            devices: [2, 0, 1].map(Device::whole).to_vec(),
-            meant: 2,
-        };
+        let ordered = Ordered { devices: [2, 0, 1].map(Device::whole).to_vec(), meant: 2 };
         let single = plan(Layout::Single, &ordered, Turn { rank: 1, of: 2 });
         assert_eq!(single.visible, [Device::whole(0)]);
         let all = plan(Layout::All, &ordered, Turn { rank: 0, of: 2 });

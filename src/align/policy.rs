@@ -137,11 +137,7 @@ impl FromStr for Words {
             return Err(WordError::TooLong);
         }
         let mut words = Words::default();
-        let mut tokens = text
-            .split(',')
-            .map(str::trim)
-            .filter(|t| !t.is_empty())
-            .peekable();
+        let mut tokens = text.split(',').map(str::trim).filter(|t| !t.is_empty()).peekable();
         while let Some(token) = tokens.next() {
             if let Some(first) = token.strip_prefix("map=") {
                 let mut places = Vec::from([first]);
@@ -188,11 +184,8 @@ fn parse_map(tokens: &[&str]) -> Result<Vec<Place>, WordError> {
 
 fn unknown(token: &str) -> WordError {
     // A stranger's text goes into a one-line message: keep it short and printable.
-    let word: String = token
-        .chars()
-        .take(32)
-        .map(|c| if c.is_control() { '?' } else { c })
-        .collect();
+    let word: String =
+        token.chars().take(32).map(|c| if c.is_control() { '?' } else { c }).collect();
     let (nearest, _) = WORDS
         .iter()
         .min_by_key(|(known, _)| strsim::damerau_levenshtein(known, &word))
@@ -293,19 +286,12 @@ mod tests {
 
     #[test]
     fn a_map_takes_the_places_that_follow_it() {
-        let Order::Map(map) = policy(&["single,map=2,0,1,ids=index"]).order else {
-            panic!()
-        };
+        let Order::Map(map) = policy(&["single,map=2,0,1,ids=index"]).order else { panic!() };
         assert_eq!(map, [2, 0, 1].map(Place::Index));
         let uuid = "GPU-00000000-0004-4000-8000-000000000003";
-        let Order::Map(map) = policy(&[&format!("map={uuid},1")]).order else {
-            panic!()
-        };
+        let Order::Map(map) = policy(&[&format!("map={uuid},1")]).order else { panic!() };
         assert_eq!(map, [Place::Uuid(uuid.parse().unwrap()), Place::Index(1)]);
-        assert_eq!(
-            words("map=1").order,
-            Some(Order::Map(vec![Place::Index(1)]))
-        );
+        assert_eq!(words("map=1").order, Some(Order::Map(vec![Place::Index(1)])));
     }
 
     #[test]

@@ -41,10 +41,7 @@ pub enum DriverError {
 /// inventory; a missing folder is [`DriverError::NotLoaded`].
 pub fn read(root: &Path) -> Result<Inventory, DriverError> {
     let gpus = root.join("proc/driver/nvidia/gpus");
-    let unreadable = |path: &Path, error| DriverError::Unreadable {
-        path: path.into(),
-        error,
-    };
+    let unreadable = |path: &Path, error| DriverError::Unreadable { path: path.into(), error };
     let entries = match fs::read_dir(&gpus) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(DriverError::NotLoaded(gpus)),
         other => other.map_err(|e| unreadable(&gpus, e))?,
@@ -61,10 +58,7 @@ pub fn read(root: &Path) -> Result<Inventory, DriverError> {
             return Err(DriverError::TooMany { path: gpus });
         }
         if cards.iter().any(|other| other.minor == card.minor) {
-            return Err(DriverError::SharedMinor {
-                path,
-                minor: card.minor,
-            });
+            return Err(DriverError::SharedMinor { path, minor: card.minor });
         }
         card.numa = topology::numa_node(root, card.pci);
         cards.push(card);
@@ -80,29 +74,15 @@ fn parse_information(path: &Path, content: &str) -> Result<Option<Card>, DriverE
             .filter_map(|line| line.split_once(':'))
             .find(|(name, _)| name.trim() == key)
             .map(|(_, value)| value.trim())
-            .ok_or(DriverError::Malformed {
-                path: path.into(),
-                key,
-            })
+            .ok_or(DriverError::Malformed { path: path.into(), key })
     };
-    let malformed = |key| DriverError::Malformed {
-        path: path.into(),
-        key,
-    };
+    let malformed = |key| DriverError::Malformed { path: path.into(), key };
     if field("GPU Excluded").is_ok_and(|value| value == "Yes") {
         return Ok(None);
     }
-    let pci: PciAddress = field("Bus Location")?
-        .parse()
-        .map_err(|_| malformed("Bus Location"))?;
-    let minor = field("Device Minor")?
-        .parse()
-        .map_err(|_| malformed("Device Minor"))?;
-    let model: String = field("Model")?
-        .chars()
-        .filter(|c| !c.is_control())
-        .take(64)
-        .collect();
+    let pci: PciAddress = field("Bus Location")?.parse().map_err(|_| malformed("Bus Location"))?;
+    let minor = field("Device Minor")?.parse().map_err(|_| malformed("Device Minor"))?;
+    let model: String = field("Model")?.chars().filter(|c| !c.is_control()).take(64).collect();
     Ok(Some(Card {
         pci,
         minor: Minor(minor),
@@ -138,16 +118,8 @@ mod tests {
     #[test]
     fn cards_come_in_pci_order_with_their_names() {
         let root = tempfile::tempdir().unwrap();
-        card(
-            root.path(),
-            "0000:c1:00.0",
-            &information("0000:c1:00.0", "0", UUID, "No"),
-        );
-        card(
-            root.path(),
-            "0000:01:00.0",
-            &information("0000:01:00.0", "4", UUID, "No"),
-        );
+        card(root.path(), "0000:c1:00.0", &information("0000:c1:00.0", "0", UUID, "No"));
+        card(root.path(), "0000:01:00.0", &information("0000:01:00.0", "4", UUID, "No"));
         let sys = root.path().join("sys/bus/pci/devices/0000:c1:00.0");
         fs::create_dir_all(&sys).unwrap();
         fs::write(sys.join("numa_node"), "3\n").unwrap();
@@ -164,16 +136,8 @@ mod tests {
     fn a_placeholder_is_unknown_and_an_excluded_card_is_not_there() {
         let root = tempfile::tempdir().unwrap();
         let unknown = "GPU-????????-????-????-????-????????????";
-        card(
-            root.path(),
-            "a",
-            &information("0000:01:00.0", "0", unknown, "No"),
-        );
-        card(
-            root.path(),
-            "b",
-            &information("0000:02:00.0", "1", UUID, "Yes"),
-        );
+        card(root.path(), "a", &information("0000:01:00.0", "0", unknown, "No"));
+        card(root.path(), "b", &information("0000:02:00.0", "1", UUID, "Yes"));
         let inventory = read(root.path()).unwrap();
         assert_eq!(inventory.cards().len(), 1);
         assert_eq!(inventory.cards()[0].uuid, None);
@@ -186,23 +150,9 @@ mod tests {
         assert!(matches!(error, DriverError::NotLoaded(_)), "{error}");
         card(root.path(), "a", "Model: X\nGPU UUID: Y\n");
         let error = read(root.path()).unwrap_err().to_string();
-        assert!(
-            error.contains("gpus/a/information has no valid 'Bus Location'"),
-            "{error}"
-        );
-        card(
-            root.path(),
-            "a",
-            &information("0000:01:00.0", "0", UUID, "No"),
-        );
-        card(
-            root.path(),
-            "b",
-            &information("0000:02:00.0", "0", UUID, "No"),
-        );
-        assert!(matches!(
-            read(root.path()),
-            Err(DriverError::SharedMinor { .. })
-        ));
+        assert!(error.contains("gpus/a/information has no valid 'Bus Location'"), "{error}");
+        card(root.path(), "a", &information("0000:01:00.0", "0", UUID, "No"));
+        card(root.path(), "b", &information("0000:02:00.0", "0", UUID, "No"));
+        assert!(matches!(read(root.path()), Err(DriverError::SharedMinor { .. })));
     }
 }

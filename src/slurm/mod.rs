@@ -1,0 +1,4 @@
+//! What Slurm said.
+
+pub mod plugstack;
+pub mod step;
