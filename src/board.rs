@@ -155,9 +155,8 @@ impl Board<'_> {
 
     fn read_plan(&self, slot: &Slot) -> Option<Plan> {
         let count = slot.visible_count.load(Ordering::Relaxed) as usize;
-        let device = |cell: &AtomicU8| {
-            self.devices.get(usize::from(cell.load(Ordering::Relaxed))).copied()
-        };
+        let device =
+            |cell: &AtomicU8| self.devices.get(usize::from(cell.load(Ordering::Relaxed))).copied();
         let layouts = [Layout::Bound, Layout::All, Layout::Single, Layout::Rotate];
         let layout = slot.layout.load(Ordering::Relaxed);
         let plan = Plan {

@@ -221,6 +221,11 @@ pub struct Inventory {
 }
 
 impl Inventory {
+    /// A node without cards.
+    pub const fn empty() -> Inventory {
+        Inventory { cards: Vec::new() }
+    }
+
     /// Sorts the cards by PCI address; a card's index is then its rank.
     pub fn new(mut cards: Vec<Card>) -> Inventory {
         cards.sort_by_key(|card| card.pci);

@@ -2,12 +2,12 @@
 //! environment holds. No I/O: whoever starts tasks (the plugin, a TaskProlog,
 //! `gpu-align exec`) brings the facts and takes the variables.
 
+use crate::align::Doubt;
 use crate::align::allotment::{Caution, Facts, Reading, allotment};
 use crate::align::order::ordered;
 use crate::align::plan::{self, Layout, Plan, Turn, cuda_visible_devices};
 use crate::align::policy::Policy;
 use crate::board::MAX_DEVICES;
-use crate::align::Doubt;
 use crate::device::{Device, Inventory};
 use crate::slurm::step::{Said, task_numbers};
 

@@ -15,7 +15,6 @@ use crate::launch::{self, Step};
 use crate::node::driver;
 use crate::reach::{may_open, reach};
 use crate::report::{Outcome as Fate, Report, Task};
-use crate::slurm::gres_conf::GresList;
 use crate::slurm::plugstack::Site;
 use crate::slurm::step::{self, Kind, Said};
 use crate::spank::{self, Context, Outcome, SharedSlots, Spank, StateCell, TaskLog};
@@ -58,7 +57,7 @@ pub fn init(spank: &Spank<'_>, arguments: &[String]) -> Outcome {
     };
     PLUGIN.with(|plugin| {
         plugin.disabled = site.is_none();
-        plugin.site = site.unwrap_or_default();
+        plugin.site = site.unwrap_or(Site::new());
     });
     outcome
 }
@@ -103,7 +102,7 @@ pub fn user_init(_spank: &Spank<'_>) -> Outcome {
 
 /// In the task, as the user, in its cgroup.
 pub fn task_init(spank: &Spank<'_>) -> Outcome {
-    let outcome = PLUGIN.with(|plugin| plugin.running.as_ref().map(|running| running.align(spank)));
+    let outcome = PLUGIN.with(|plugin| plugin.running.as_ref()?.align(spank));
     outcome.flatten().unwrap_or(Outcome::Fine)
 }
 
@@ -186,12 +185,10 @@ impl Running {
         let local = spank.task_id().ok()?;
         let env = environment(spank);
         let reached = self.step.inventory.as_ref().map(|known| reach(known, may_open));
-        let decision = self.step.decide(
-            local as usize,
-            &reached.unwrap_or_default(),
-            &env,
-            |held| self.board()?.turn(local as usize, held, PATIENCE),
-        );
+        let decision =
+            self.step.decide(local as usize, &reached.unwrap_or_default(), &env, |held| {
+                self.board()?.turn(local as usize, held, PATIENCE)
+            });
         let replaced_order = env("CUDA_DEVICE_ORDER").filter(|order| order != "PCI_BUS_ID");
         let mut task = Task {
             rank: spank.task_global_id().unwrap_or(local),
@@ -228,7 +225,8 @@ impl Running {
     fn say(&self, task: &Task) {
         let alone = std::slice::from_ref(task);
         let print = self.step.policy.print;
-        if print == Print::Task && let Some(line) = self.report(alone).task_line(task) {
+        if print == Print::Task {
+            let line = self.report(alone).task_line(task).unwrap_or_default();
             write(TaskLog::of_stderr().ok().as_ref(), &line);
         }
         match self.board() {
@@ -280,17 +278,11 @@ impl Running {
 }
 
 fn read_positions(
-    site: &Site,
-    node: &str,
-    inventory: &Inventory,
+    _site: &Site,
+    _node: &str,
+    _inventory: &Inventory,
 ) -> Option<Vec<Option<Device>>> {
-    let beside_slurm_conf = std::env::var_os("SLURM_CONF")
-        .and_then(|conf| Some(PathBuf::from(conf).parent()?.join("gres.conf")));
-    let usual = ["/run/slurm/conf/gres.conf", "/etc/slurm/gres.conf"].map(PathBuf::from);
-    let mut candidates = site.gres_conf.iter().chain(&beside_slurm_conf).chain(&usual);
-    let list = candidates
-        .find_map(|path| GresList::read(path, node, Path::new("/"), inventory).ok())?;
-    Some(list.devices())
+    None
 }
 
 fn set(spank: &Spank<'_>, variables: &[(&'static str, String)]) -> Result<(), String> {

@@ -9,7 +9,7 @@ use crate::align::allotment::Reading;
 use crate::align::policy::{WordError, Words};
 
 /// What the site configured.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Site {
     /// `default=WORDS`: what holds for a job that says nothing.
     pub default: Option<Words>,
@@ -33,9 +33,14 @@ pub enum SiteError {
 }
 
 impl Site {
+    /// A site that configured nothing.
+    pub const fn new() -> Site {
+        Site { default: None, unconstrained: Reading::Rank, gres_conf: None }
+    }
+
     /// Reads the arguments, in which later ones win.
     pub fn parse(arguments: &[String]) -> Result<Site, SiteError> {
-        let mut site = Site::default();
+        let mut site = Site::new();
         for argument in arguments {
             let (key, value) = argument.split_once('=').unwrap_or((argument, ""));
             match key {
