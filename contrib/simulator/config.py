@@ -54,6 +54,8 @@ def write(options, node, ports, cgroup_lines):
     _write("gres.conf", gres_conf)
     _write("cgroup.conf", f"{cgroup_lines}ConstrainDevices={options.constrain}\n")
     _write("plugstack.conf", options.plugstack_conf)
+    for name in names:
+        (HOME / "spool" / name).mkdir(parents=True)
 
 
 def _slurm_conf(options, node, ports, counts):
@@ -67,5 +69,4 @@ def _slurm_conf(options, node, ports, counts):
 
 
 def _write(name, text):
-    ETC.mkdir(exist_ok=True)
     (ETC / name).write_text(text)

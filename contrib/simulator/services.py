@@ -30,7 +30,7 @@ class Services:
         return self.running.pop(pid, None)
 
     def failure(self, name):
-        return Problem(f"{name} ended; its last words in {LOG}/{name}.log were:\n{_tail(name)}")
+        return Problem(f"{name} ended; its last words in {LOG}/{name}.out were:\n{_tail(name)}")
 
     def _start(self, name, program, *arguments):
         if not os.path.exists(program):
@@ -71,7 +71,5 @@ def _answers(*command):
 
 def _tail(name, lines=8):
     """The end of what a daemon wrote, indented."""
-    words = []
-    for path in (LOG / f"{name}.log", LOG / f"{name}.out"):
-        words += path.read_text(errors="replace").splitlines()[-lines:] if path.exists() else []
-    return "\n".join(f"    {line}" for line in words)
+    words = (LOG / f"{name}.out").read_text(errors="replace").splitlines()
+    return "\n".join(f"    {line}" for line in words[-lines:])

@@ -25,8 +25,8 @@ def _private_run():
     """A /run for this cluster alone (munge's socket and gpu-align's record lie there), with links to the machine's."""
     machine = os.open("/run", os.O_PATH)
     kernel.mount("tmpfs", "/run", "mode=755")
-    for name in ("", "machine", "munge", "etc", "state", "spool", "pid", "log"):
-        (HOME / name).mkdir()
+    for name in ("machine", "munge", "etc", "state", "pid", "log"):
+        (HOME / name).mkdir(parents=True)
     (HOME.parent / "munge").mkdir()
     kernel.bind(f"/proc/self/fd/{machine}", HOME / "machine")
     os.close(machine)
