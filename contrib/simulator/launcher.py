@@ -117,9 +117,7 @@ def _run(chosen, services):
             pid, status = os.waitpid(-1, 0)
             if pid == command:
                 return _status(status)
-            name = services.ended(pid)
-            if name:
-                raise services.failure(name)
+            services.check(pid, status)
     except (_Ended, Problem):
         os.kill(command, signal.SIGTERM)
         _await_end(command)

@@ -64,7 +64,7 @@ class Node:
         self._write_driver(simulation / "driver/nvidia")
         self._write_pci(simulation / "pci")
         kernel.bind(simulation / "driver", "/proc/driver")
-        kernel.bind(simulation / "pci", "/sys/bus/pci/devices")
+        kernel.bind(simulation / "pci", "/sys/bus/pci")
         self._install_devices()
 
     def _write_driver(self, folder):
@@ -80,13 +80,16 @@ class Node:
                        f"DeviceFileMinor: {minor}\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
 
     def _write_pci(self, folder):
-        folder.mkdir(parents=True)
+        """Slurm's AutoDetect=nvidia looks the card up below its driver, others do among the devices."""
+        (folder / "devices").mkdir(parents=True)
+        (folder / "drivers/nvidia").mkdir(parents=True)
         for card in self.cards:
             near = self.cpus_near(card["numa"])
             attributes = {"numa_node": card["numa"], "local_cpulist": _cpu_list(near), "local_cpus": _cpu_mask(near),
                           "class": "0x030200", "vendor": "0x10de", "device": "0x20b2"}
             for name, value in attributes.items():
-                _write(folder / card["pci"] / name, f"{value}\n")
+                _write(folder / "devices" / card["pci"] / name, f"{value}\n")
+            os.symlink(f"../../devices/{card['pci']}", folder / "drivers/nvidia" / card["pci"])
 
     def _install_devices(self):
         """A /dev with the machine's nodes, less its NVIDIA ones, plus the simulated ones."""

@@ -25,12 +25,13 @@ class Services:
             self._start(f"slurmd.{name}", "/usr/sbin/slurmd", "-D", "-N", name)
         self._await("slurmd.n1", lambda: _answers("sinfo", "-h", "-N", "-o", "%T").split() == ["idle"] * self.nodes)
 
-    def ended(self, pid):
-        """The name of the daemon that had this pid, if one had."""
-        return self.running.pop(pid, None)
-
-    def failure(self, name):
-        return Problem(f"{name} ended; its last words in {LOG}/{name}.out were:\n{_tail(name)}")
+    def check(self, pid, status):
+        """A Problem if the process that ended with this wait status was one of the daemons."""
+        name = self.running.pop(pid, None)
+        if name:
+            code = os.waitstatus_to_exitcode(status)
+            how = f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
+            raise Problem(f"{name} {how}; its last words were:\n{_tail(name)}")
 
     def _start(self, name, program, *arguments):
         if not os.path.exists(program):
@@ -48,8 +49,7 @@ class Services:
         deadline = time.monotonic() + PATIENCE
         while not condition():
             for pid in list(self.running):
-                if os.waitpid(pid, os.WNOHANG)[0]:
-                    raise self.failure(self.ended(pid))
+                self.check(*os.waitpid(pid, os.WNOHANG))
             if time.monotonic() > deadline:
                 raise Problem(f"{name} was not ready within {PATIENCE:.0f} s; its last words were:\n{_tail(name)}")
             time.sleep(0.02)
