@@ -40,7 +40,10 @@ struct Running {
     step: Step,
     devices: Vec<Device>,
     board: Option<SharedSlots<Slot>>,
+    /// Local task 0's stderr, for the report; slurmstepd keeps it until the
+    /// last task is forked, or the stream would never end.
     log: Option<TaskLog>,
+    forked: usize,
 }
 
 impl Plugin {
@@ -100,6 +103,19 @@ pub fn user_init(_spank: &Spank<'_>) -> Outcome {
     Outcome::Fine
 }
 
+/// In slurmstepd as root, once per task, for all tasks before any `task_init`.
+pub fn task_post_fork(_spank: &Spank<'_>) -> Outcome {
+    PLUGIN.with(|plugin| {
+        if let Some(running) = &mut plugin.running {
+            running.forked += 1;
+            if running.forked == running.step.tasks {
+                running.log = None;
+            }
+        }
+    });
+    Outcome::Fine
+}
+
 /// In the task, as the user, in its cgroup.
 pub fn task_init(spank: &Spank<'_>) -> Outcome {
     let outcome = PLUGIN.with(|plugin| plugin.running.as_ref()?.align(spank));
@@ -108,11 +124,7 @@ pub fn task_init(spank: &Spank<'_>) -> Outcome {
 
 /// In slurmstepd, when a task has ended.
 pub fn task_exit(spank: &Spank<'_>) -> Outcome {
-    PLUGIN.with(|plugin| {
-        if let (Some(running), Ok(local)) = (&mut plugin.running, spank.task_id()) {
-            running.ended(local);
-        }
-    });
+    PLUGIN.with(|plugin| plugin.running.as_ref()?.ended(spank.task_id().ok()?));
     Outcome::Fine
 }
 
@@ -163,7 +175,8 @@ impl Running {
             None => driver::read(Path::new("/")).map_err(|why| why.to_string()),
             Some(why) => Err(format!("{WORDS_VARIABLE}: {why}")),
         };
-        let node = env("SLURMD_NODENAME").unwrap_or_else(|| "this node".to_owned());
+        // slurmd gives it to slurmstepd; the job's environment gets it later.
+        let node = std::env::var("SLURMD_NODENAME").unwrap_or_else(|_| "this node".to_owned());
         let positions =
             inventory.as_ref().ok().and_then(|known| read_positions(&plugin.site, &node, known));
         let step = Step {
@@ -177,7 +190,7 @@ impl Running {
             inventory,
         };
         let devices = step.inventory.iter().flat_map(Inventory::devices).collect();
-        Some(Running { step, devices, board: None, log: None })
+        Some(Running { step, devices, board: None, log: None, forked: 0 })
     }
 
     /// Decides for this task, sets its environment and says what it did.
@@ -232,27 +245,24 @@ impl Running {
         match self.board() {
             Some(board) => {
                 board.finish(task);
-                self.report_if_last(board);
+                if board.claim_report() {
+                    write(self.log.as_ref(), &self.text(&board.tasks()));
+                }
             }
             // More tasks than can share a page: each speaks for itself.
             None => write(TaskLog::of_stderr().ok().as_ref(), &self.text(alone)),
         }
     }
 
-    fn ended(&mut self, local: u32) {
-        if let Some(board) = self.board() {
-            board.ended(local as usize);
-            self.report_if_last(board);
-            if board.all_done() {
-                self.log = None;
-            }
-        }
-    }
-
-    fn report_if_last(&self, board: Board<'_>) {
+    /// A task that ended before it could speak must not keep the others' report
+    /// back. slurmstepd's fd 2 is still local task 0's stderr here.
+    fn ended(&self, local: u32) -> Option<()> {
+        let board = self.board()?;
+        board.ended(local as usize);
         if board.claim_report() {
-            write(self.log.as_ref(), &self.text(&board.tasks()));
+            write(TaskLog::of_stderr().ok().as_ref(), &self.text(&board.tasks()));
         }
+        Some(())
     }
 
     fn text(&self, tasks: &[Task]) -> String {

@@ -20,6 +20,7 @@ const EXPORTS: &[&str] = &[
     "slurm_spank_init_post_opt",
     "slurm_spank_task_exit",
     "slurm_spank_task_init",
+    "slurm_spank_task_post_fork",
     "slurm_spank_user_init",
 ];
 

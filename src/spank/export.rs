@@ -77,6 +77,8 @@ hooks! {
     slurm_spank_init_post_opt => init_post_opt;
     /// In slurmstepd as the user, before any task exists; fd 2 is local task 0's stderr.
     slurm_spank_user_init => user_init;
+    /// In slurmstepd as root, once per task, for all tasks before any `task_init`.
+    slurm_spank_task_post_fork => task_post_fork;
     /// In the task, as the user, in its cgroup; what is set here reaches the program.
     slurm_spank_task_init => task_init;
     /// In slurmstepd, when a task has ended.
