@@ -15,6 +15,7 @@ use crate::launch::{self, Step};
 use crate::node::driver;
 use crate::reach::{may_open, reach};
 use crate::report::{Outcome as Fate, Report, Task};
+use crate::slurm::gres_list::GresList;
 use crate::slurm::plugstack::Site;
 use crate::slurm::step::{self, Kind, Said};
 use crate::spank::{self, Context, Outcome, SharedSlots, Spank, StateCell, TaskLog};
@@ -48,7 +49,7 @@ struct Running {
 
 impl Plugin {
     const fn idle() -> Plugin {
-        Plugin { site: Site::new(), disabled: false, option: None, running: None }
+        Plugin { site: Site::NOTHING, disabled: false, option: None, running: None }
     }
 }
 
@@ -60,7 +61,7 @@ pub fn init(spank: &Spank<'_>, arguments: &[String]) -> Outcome {
     };
     PLUGIN.with(|plugin| {
         plugin.disabled = site.is_none();
-        plugin.site = site.unwrap_or(Site::new());
+        plugin.site = site.unwrap_or(Site::NOTHING);
     });
     outcome
 }
@@ -287,12 +288,16 @@ impl Running {
     }
 }
 
-fn read_positions(
-    _site: &Site,
-    _node: &str,
-    _inventory: &Inventory,
-) -> Option<Vec<Option<Device>>> {
-    None
+/// The gres list, from the first gres.conf that can be read: where the site
+/// says, beside slurm.conf, where a configless slurmd keeps it, or the usual place.
+fn read_positions(site: &Site, node: &str, inventory: &Inventory) -> Option<Vec<Option<Device>>> {
+    let beside_slurm_conf = std::env::var_os("SLURM_CONF")
+        .and_then(|conf| Some(PathBuf::from(conf).parent()?.join("gres.conf")));
+    let usual = ["/run/slurm/conf/gres.conf", "/etc/slurm/gres.conf"].map(PathBuf::from);
+    let mut candidates = site.gres_conf.iter().chain(&beside_slurm_conf).chain(&usual);
+    let list =
+        candidates.find_map(|path| GresList::read(path, node, Path::new("/"), inventory).ok())?;
+    Some(list.devices())
 }
 
 fn set(spank: &Spank<'_>, variables: &[(&'static str, String)]) -> Result<(), String> {

@@ -190,36 +190,37 @@ fn unconstrained(facts: &Facts, usable: &[Device], step: &[u32]) -> Result<Decid
     Ok((in_pci_order(devices), bound.is_some(), caution))
 }
 
-/// What a position means on an unconstrained node, one reading for the whole
-/// node so that two aligned jobs never meet on a card.
+/// What a position means on an unconstrained node: one reading for the whole
+/// node, so that two aligned jobs never meet on a card.
 ///
 /// Where positions in PCI order and the gres list agree there is no question.
 /// Where the list is another order of the first n cards, jobs without gpu-align
 /// live by number = rank: follow them. Where some of the first n ranks are not
 /// configured, number = rank points at cards that are nobody's, and where a
-/// configured card is lost, ranks have moved: use the list.
+/// configured card is lost, ranks have moved: use the list. Slices do not take
+/// part: Slurm itself names them by UUID.
 fn numbering<'a>(facts: &Facts<'a>) -> (impl Fn(u32) -> Option<Device> + use<'a>, Option<Caution>) {
-    let by_rank: Vec<Device> = facts.inventory.devices().collect();
-    let positions = facts.positions.filter(|p| !p.is_empty());
-    let (follow_list, caution) = match positions {
-        None => (false, Some(Caution::UnknownGresList)),
+    let cards = facts.inventory.cards().len();
+    let of_rank = move |position: usize| (position < cards).then(|| Device::whole(position));
+    let list = facts.positions.filter(|list| !list.is_empty());
+    let caution = match list {
+        None => Some(Caution::UnknownGresList),
         Some(list) => {
-            let first = &by_rank[..list.len().min(by_rank.len())];
-            let in_order = list.iter().copied().eq(first.iter().map(|d| Some(*d)));
-            let reordered = list.iter().flatten().count() == list.len()
-                && first.iter().all(|device| list.contains(&Some(*device)));
-            let follow_neighbours = reordered && facts.reading == Reading::Rank;
-            match in_order || !follow_neighbours {
-                true => (true, None),
-                false => (false, Some(Caution::NotInPciOrder)),
-            }
+            let is_card = |device: &Option<Device>| device.is_none_or(|d| d.slice.is_none());
+            let mut cards = list.iter().enumerate().filter(|(_, device)| is_card(device));
+            let in_order = cards.clone().all(|(position, device)| *device == of_rank(position));
+            let reordered = cards
+                .all(|(position, device)| device.is_some() && list.contains(&of_rank(position)));
+            let neighbours = !in_order && reordered && facts.reading == Reading::Rank;
+            neighbours.then_some(Caution::NotInPciOrder)
         }
     };
     let device_at = move |position: u32| {
         let position = position as usize;
-        match positions {
-            Some(list) if follow_list => list.get(position).copied().flatten(),
-            _ => by_rank.get(position).copied(),
+        let listed = list.and_then(|list| list.get(position).copied().flatten());
+        match caution {
+            None => listed,
+            Some(_) => listed.filter(|device| device.slice.is_some()).or(of_rank(position)),
         }
     };
     (device_at, caution)

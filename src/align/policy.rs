@@ -9,7 +9,7 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-use crate::device::Uuid;
+use crate::device::{Uuid, clip};
 
 /// Longer than any sensible request; a bound on what a user can make us parse.
 const MAX_LENGTH: usize = 4096;
@@ -80,8 +80,10 @@ words!(Mode {
 words!(Order { Order::Pci => "pci", Order::Slurm => "slurm", Order::Map => "map" });
 words!(Ids { Ids::Uuid => "uuid", Ids::Index => "index" });
 
+type Apply = fn(&mut Words);
+
 /// The words that stand alone or are a key and its value; `map=` is parsed apart.
-const WORDS: [(&str, fn(&mut Words)); 15] = [
+const WORDS: [(&str, Apply); 15] = [
     ("off", |w| w.mode = Some(Mode::Off)),
     ("auto", |w| w.mode = Some(Mode::Auto)),
     ("all", |w| w.mode = Some(Mode::All)),
@@ -183,9 +185,7 @@ fn parse_map(tokens: &[&str]) -> Result<Vec<Place>, WordError> {
 }
 
 fn unknown(token: &str) -> WordError {
-    // A stranger's text goes into a one-line message: keep it short and printable.
-    let word: String =
-        token.chars().take(32).map(|c| if c.is_control() { '?' } else { c }).collect();
+    let word = clip(token);
     let (nearest, _) = WORDS
         .iter()
         .min_by_key(|(known, _)| strsim::damerau_levenshtein(known, &word))

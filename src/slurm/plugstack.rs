@@ -33,14 +33,12 @@ pub enum SiteError {
 }
 
 impl Site {
-    /// A site that configured nothing.
-    pub const fn new() -> Site {
-        Site { default: None, unconstrained: Reading::Rank, gres_conf: None }
-    }
+    /// What holds where nothing is configured.
+    pub const NOTHING: Site = Site { default: None, unconstrained: Reading::Rank, gres_conf: None };
 
     /// Reads the arguments, in which later ones win.
     pub fn parse(arguments: &[String]) -> Result<Site, SiteError> {
-        let mut site = Site::new();
+        let mut site = Site::NOTHING;
         for argument in arguments {
             let (key, value) = argument.split_once('=').unwrap_or((argument, ""));
             match key {

@@ -58,18 +58,14 @@ impl Kind {
 fn index(field: &str) -> Option<usize> {
     let field = field.trim_start_matches(|c: char| c.is_ascii_whitespace());
     let unsigned = field.strip_prefix('+').unwrap_or(field);
-    let end = unsigned
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(unsigned.len());
+    let end = unsigned.find(|c: char| !c.is_ascii_digit()).unwrap_or(unsigned.len());
     unsigned[..end].parse().ok()
 }
 
 /// A slice by the beginning of its UUID, or by its card's and its instances'
 /// ids: `MIG-GPU-<uuid>/<gi>/<ci>`, the spelling of drivers before R470.
 fn slice(cards: &[Reachable], field: &str) -> Option<Entry> {
-    let every = cards
-        .iter()
-        .flat_map(|c| c.slices.iter().map(move |s| (c, s)));
+    let every = cards.iter().flat_map(|c| c.slices.iter().map(move |s| (c, s)));
     let matching = every.filter(|(c, s)| {
         let old = format!("MIG-{}/{}/{}", c.card.uuid, s.gi, s.ci);
         begins(&s.uuid, field) || old.eq_ignore_ascii_case(field)
@@ -78,8 +74,7 @@ fn slice(cards: &[Reachable], field: &str) -> Option<Entry> {
 }
 
 fn begins(text: &str, prefix: &str) -> bool {
-    text.get(..prefix.len())
-        .is_some_and(|head| head.eq_ignore_ascii_case(prefix))
+    text.get(..prefix.len()).is_some_and(|head| head.eq_ignore_ascii_case(prefix))
 }
 
 /// The one item, if there is exactly one: an ambiguous prefix names nothing.

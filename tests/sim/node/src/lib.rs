@@ -166,10 +166,7 @@ pub enum NodeError {
     #[error("cannot read the simulated node {}: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
     #[error("{}: not a node file: {source}", path.display())]
-    Parse {
-        path: PathBuf,
-        source: serde_json::Error,
-    },
+    Parse { path: PathBuf, source: serde_json::Error },
 }
 
 impl Node {
@@ -179,14 +176,10 @@ impl Node {
     }
 
     pub fn read(path: &Path) -> Result<Node, NodeError> {
-        let text = fs::read(path).map_err(|source| NodeError::Read {
-            path: path.into(),
-            source,
-        })?;
-        serde_json::from_slice(&text).map_err(|source| NodeError::Parse {
-            path: path.into(),
-            source,
-        })
+        let text =
+            fs::read(path).map_err(|source| NodeError::Read { path: path.into(), source })?;
+        serde_json::from_slice(&text)
+            .map_err(|source| NodeError::Parse { path: path.into(), source })
     }
 
     /// The first number of the driver's version, 580 of `580.159.03`; 0 if there is none.
@@ -210,9 +203,7 @@ impl Card {
 impl Slice {
     /// Whether both capability files of the slice can be opened; the card's is another question.
     pub fn reachable(&self, openable: &dyn Fn(DeviceFile) -> bool) -> bool {
-        self.cap_minors
-            .iter()
-            .all(|&minor| openable(DeviceFile::Cap(minor)))
+        self.cap_minors.iter().all(|&minor| openable(DeviceFile::Cap(minor)))
     }
 
     /// Bytes of memory: as the file says, or the number of GB in a profile like `1g.10gb`.
@@ -269,10 +260,7 @@ mod tests {
 
     #[test]
     fn a_profile_says_how_much_memory_a_slice_has() {
-        let slice = |profile: &str| Slice {
-            profile: profile.into(),
-            ..Slice::default()
-        };
+        let slice = |profile: &str| Slice { profile: profile.into(), ..Slice::default() };
         assert_eq!(slice("1g.10gb").memory(), 10 << 30);
         assert_eq!(slice("1c.3g.40gb").memory(), 40 << 30);
         assert_eq!(slice("").memory(), 0);
