@@ -100,12 +100,14 @@ fn a_program_that_lacks_functions_loads_the_plugin_and_gets_answers() {
     let mut cases: Vec<Vec<String>> = ASKED.map(|name| vec![name.to_owned()]).into();
     cases.push(ASKED.map(str::to_owned).into());
     for missing in cases {
+        let mut step = Step {
+            missing: missing.clone(),
+            ..Step::default()
+        };
+        let host = Host::load(&built_plugin(), &step).expect("the plugin loads");
         for context in [Context::Local, Context::Remote] {
-            let played = play(&Step {
-                context,
-                missing: missing.clone(),
-                ..Step::default()
-            });
+            step.context = context;
+            let played = host.play(&step).expect("the step is played");
             for answer in &played.answers {
                 let codes = [None, Some(0), Some(-1)];
                 assert!(codes.contains(&answer.code), "{missing:?}: {answer:?}");

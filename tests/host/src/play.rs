@@ -49,6 +49,9 @@ impl Host {
     }
 
     /// Plays the step in this process, task after task. fd 2 is captured meanwhile.
+    ///
+    /// What the plugin gives up in the last `task_post_fork` (in slurmstepd the tasks keep their
+    /// own copy of it) is gone for every `task_init` here.
     pub fn play(&self, step: &Step) -> io::Result<Played> {
         let acts = acts(step)?;
         let _alone = one_at_a_time();

@@ -122,12 +122,7 @@ fn without(path: &Path, missing: &[String]) -> io::Result<NamedTempFile> {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
         let wanted = [name.as_bytes(), b"\0"].concat();
-        let places: Vec<usize> = bytes
-            .windows(wanted.len())
-            .enumerate()
-            .filter(|(_, window)| *window == wanted)
-            .map(|(place, _)| place)
-            .collect();
+        let places: Vec<usize> = memchr::memmem::find_iter(&bytes, &wanted).collect();
         for place in places {
             bytes[place] = b'X';
         }

@@ -1,13 +1,20 @@
 //! A step as a file describes it, and what became of it.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 /// A text that need not be UTF-8. In JSON a string, or a list of byte values.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
+#[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(from = "Spelled", into = "Spelled")]
 pub struct Bytes(pub Vec<u8>);
+
+impl fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&String::from_utf8_lossy(&self.0), f)
+    }
+}
 
 #[derive(Deserialize, Serialize)]
 #[serde(untagged)]
