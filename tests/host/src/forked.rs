@@ -84,6 +84,7 @@ impl Host {
     ) {
         die_with_parent();
         own.take_stderr();
+        let before = inheritable();
         let slurm = slurm_for(step, true);
         let mut player = Player::new(&self.file, step, &slurm);
         let mut tasks: Vec<Child> = Vec::new();
@@ -91,7 +92,7 @@ impl Host {
         let mut copies_after = None;
         for act in acts {
             if act.is_task() && act.hook != "task_exit" && tasks.is_empty() {
-                tasks = fork_tasks(&mut player, captures);
+                tasks = fork_tasks(&mut player, captures, &before);
             }
             match act.hook.as_str() {
                 "user_init" => {
@@ -132,7 +133,7 @@ impl Child {
     }
 }
 
-fn fork_tasks(player: &mut Player<'_>, captures: &[Capture]) -> Vec<Child> {
+fn fork_tasks(player: &mut Player<'_>, captures: &[Capture], before: &[i32]) -> Vec<Child> {
     let mut children: Vec<Child> = Vec::new();
     for (place, capture) in captures.iter().enumerate() {
         let Ok((ours, theirs)) = UnixStream::pair() else {
@@ -146,7 +147,7 @@ fn fork_tasks(player: &mut Player<'_>, captures: &[Capture]) -> Vec<Child> {
             drop(ours);
             capture.take_stderr();
             if !player.step.tasks[place].dies {
-                be_a_task(player, place, theirs);
+                be_a_task(player, place, theirs, before);
             }
             // SAFETY: no destructor of the parent's may run here.
             unsafe { libc::_exit(0) }
@@ -159,11 +160,10 @@ fn fork_tasks(player: &mut Player<'_>, captures: &[Capture]) -> Vec<Child> {
 }
 
 /// Waits for the word, runs the hook, tells what came of it; until the line is closed.
-fn be_a_task(player: &mut Player<'_>, place: usize, mut line: UnixStream) {
+fn be_a_task(player: &mut Player<'_>, place: usize, mut line: UnixStream, before: &[i32]) {
     player.pids[place] = crate::play::own_pid();
     player.answers.clear();
     player.slurm.log.borrow_mut().clear();
-    let before = inheritable();
     let mut word = [0];
     while line.read_exact(&mut word).is_ok() {
         match word[0] {
