@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::align::policy::{Policy, Print, Words};
 use crate::board::{Board, Slot};
-use crate::device::{Device, Inventory};
+use crate::device::{Device, Inventory, clip};
 use crate::launch::{self, Step};
 use crate::node::driver;
 use crate::reach::{may_open, reach};
@@ -203,7 +203,9 @@ impl Running {
             self.step.decide(local as usize, &reached.unwrap_or_default(), &env, |held| {
                 self.board()?.turn(local as usize, held, PATIENCE)
             });
-        let replaced_order = env("CUDA_DEVICE_ORDER").filter(|order| order != "PCI_BUS_ID");
+        let replaced_order = env("CUDA_DEVICE_ORDER")
+            .filter(|order| order != "PCI_BUS_ID")
+            .map(|order| clip(&order));
         let mut task = Task {
             rank: spank.task_global_id().unwrap_or(local),
             local,
