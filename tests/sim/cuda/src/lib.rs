@@ -5,7 +5,7 @@
 //! GPU: it answers from the simulated node ([`sim_node::Node`]) and follows the
 //! driver in who may open what, in which order, and in how it reads
 //! CUDA_VISIBLE_DEVICES. [`enumerate`] holds those rules, pure, for tests that
-//! want the driver's reading of a value; [`exports`] dresses them as the C
+//! want the driver's reading of a value; `exports` dresses them as the C
 //! functions that programs look for.
 //!
 //! The simulated cards enumerate; they do not compute.
