@@ -19,9 +19,6 @@ use crate::error::CudaError;
 /// Where a caller wants a result; null is an invalid argument.
 type Out<'a, T> = Option<&'a mut MaybeUninit<T>>;
 
-/// `CUDA_VERSION` of the driver, where the node file names none: 12.9.
-const CUDA_VERSION: c_int = 12_090;
-
 static DEVICES: OnceLock<Vec<Entry>> = OnceLock::new();
 
 fn look() -> Result<Vec<Entry>, CudaError> {
@@ -98,8 +95,8 @@ extern "C" fn cuInit(flags: c_uint) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuDriverGetVersion(version: Out<c_int>) -> c_int {
-    let offered = Node::here().ok().and_then(|node| node.cuda);
-    code(put(version, offered.unwrap_or(CUDA_VERSION)))
+    let node = Node::here().unwrap_or_default();
+    code(put(version, node.cuda_version()))
 }
 
 #[unsafe(no_mangle)]

@@ -19,8 +19,8 @@ enum Seen {
 }
 use Seen::{Case, Deduced, Measured};
 
-const NONE: Result<&[usize], CudaError> = Err(CudaError::NoDevice);
-const VOID: Result<&[usize], CudaError> = Err(CudaError::InvalidDevice);
+const NONE: Selected = Err(CudaError::NoDevice);
+const VOID: Selected = Err(CudaError::InvalidDevice);
 
 fn card(pci: &str, minor: u32, uuid: &str) -> Card {
     Card {
@@ -88,7 +88,10 @@ fn uuids(list: Result<Vec<Entry>, CudaError>) -> Vec<String> {
     list.unwrap_or_default().into_iter().map(uuid).collect()
 }
 
-fn check(node: &Node, rows: &[(&str, Seen, Result<&[usize], CudaError>)]) {
+/// The minors of the cards that a value selects, in order.
+type Selected<'a> = Result<&'a [usize], CudaError>;
+
+fn check(node: &Node, rows: &[(&str, Seen, Selected)]) {
     for (value, seen, expected) in rows {
         let value = value
             .replace("{u}", U)
