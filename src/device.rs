@@ -55,32 +55,21 @@ impl FromStr for PciAddress {
 
 fn hex(digits: &str) -> Option<u32> {
     let plain = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_hexdigit());
-    plain
-        .then(|| u32::from_str_radix(digits, 16).ok())
-        .flatten()
+    plain.then(|| u32::from_str_radix(digits, 16).ok()).flatten()
 }
 
 /// Keeps a stranger's text short enough for one line of a log.
-fn clip(text: &str) -> String {
-    text.chars()
-        .take(48)
-        .map(|c| if c.is_control() { '?' } else { c })
-        .collect()
+pub(crate) fn clip(text: &str) -> String {
+    text.chars().take(48).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 /// As sysfs writes it: a domain of four hexadecimal digits, eight if it needs more.
 impl fmt::Display for PciAddress {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let text = if self.domain > 0xffff {
-            format!(
-                "{:08x}:{:02x}:{:02x}.{:x}",
-                self.domain, self.bus, self.device, self.function
-            )
+            format!("{:08x}:{:02x}:{:02x}.{:x}", self.domain, self.bus, self.device, self.function)
         } else {
-            format!(
-                "{:04x}:{:02x}:{:02x}.{:x}",
-                self.domain, self.bus, self.device, self.function
-            )
+            format!("{:04x}:{:02x}:{:02x}.{:x}", self.domain, self.bus, self.device, self.function)
         };
         f.pad(&text)
     }
@@ -232,6 +221,11 @@ pub struct Inventory {
 }
 
 impl Inventory {
+    /// A node without cards.
+    pub const fn empty() -> Inventory {
+        Inventory { cards: Vec::new() }
+    }
+
     /// Sorts the cards by PCI address; a card's index is then its rank.
     pub fn new(mut cards: Vec<Card>) -> Inventory {
         cards.sort_by_key(|card| card.pci);
@@ -270,10 +264,7 @@ impl Inventory {
     /// has some, otherwise the card.
     pub fn devices(&self) -> impl Iterator<Item = Device> + '_ {
         self.cards.iter().enumerate().flat_map(|(card, c)| {
-            let slices = (0..c.slices.len()).map(move |s| Device {
-                card,
-                slice: Some(s),
-            });
+            let slices = (0..c.slices.len()).map(move |s| Device { card, slice: Some(s) });
             let whole = c.slices.is_empty().then(|| Device::whole(card));
             slices.chain(whole)
         })
@@ -285,16 +276,12 @@ impl Inventory {
     }
 
     pub fn device_of_uuid(&self, uuid: &Uuid) -> Option<Device> {
-        self.devices()
-            .find(|&device| self.uuid(device) == Some(uuid))
+        self.devices().find(|&device| self.uuid(device) == Some(uuid))
     }
 
     /// Whether minors and PCI order name the cards alike.
     pub fn is_tidy(&self) -> bool {
-        self.cards
-            .iter()
-            .enumerate()
-            .all(|(rank, card)| card.minor.0 as usize == rank)
+        self.cards.iter().enumerate().all(|(rank, card)| card.minor.0 as usize == rank)
     }
 }
 
@@ -308,22 +295,13 @@ mod tests {
 
     #[test]
     fn pci_addresses_are_ordered_as_numbers() {
-        let mut all = [
-            "00000010:00:00.0",
-            "00000002:00:00.0",
-            "0000B183:00:00.0",
-            "00000009:01:00.0",
-        ]
-        .map(pci);
+        let mut all =
+            ["00000010:00:00.0", "00000002:00:00.0", "0000B183:00:00.0", "00000009:01:00.0"]
+                .map(pci);
         all.sort();
         assert_eq!(
             all.map(|p| p.to_string()),
-            [
-                "0002:00:00.0",
-                "0009:01:00.0",
-                "0010:00:00.0",
-                "b183:00:00.0"
-            ]
+            ["0002:00:00.0", "0009:01:00.0", "0010:00:00.0", "b183:00:00.0"]
         );
     }
 
@@ -331,25 +309,14 @@ mod tests {
     fn pci_spellings_of_sysfs_and_nvml_are_equal() {
         assert_eq!(pci("0000:c1:00.0"), pci("00000000:C1:00.0"));
         assert_eq!(pci("10000:01:00.0").to_string(), "00010000:01:00.0");
-        for wrong in [
-            "",
-            "c1:00.0",
-            "0000:c1:00",
-            "0000:+1:00.0",
-            "0000:1c1:00.0",
-            "x",
-        ] {
+        for wrong in ["", "c1:00.0", "0000:c1:00", "0000:+1:00.0", "0000:1c1:00.0", "x"] {
             assert!(wrong.parse::<PciAddress>().is_err(), "{wrong}");
         }
     }
 
     #[test]
     fn a_placeholder_uuid_is_no_identity() {
-        assert!(
-            "GPU-????????-????-????-????-????????????"
-                .parse::<Uuid>()
-                .is_err()
-        );
+        assert!("GPU-????????-????-????-????-????????????".parse::<Uuid>().is_err());
         assert!("GPU-00000000".parse::<Uuid>().is_err());
     }
 

@@ -117,13 +117,7 @@ impl Library {
         }
         let kind = if own == card { "GPU" } else { "MIG" };
         let hex: String = own.iter().map(|octet| format!("{octet:02x}")).collect();
-        let groups = [
-            &hex[..8],
-            &hex[8..12],
-            &hex[12..16],
-            &hex[16..20],
-            &hex[20..],
-        ];
+        let groups = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
         Ok(format!("{kind}-{}", groups.join("-")))
     }
 
@@ -136,9 +130,7 @@ impl Library {
             let room = buffer.len() as c_int - 1;
             let name = call.to_str().unwrap_or_default();
             self.check(name, function(buffer.as_mut_ptr(), room, device))?;
-            Ok(CStr::from_ptr(buffer.as_ptr())
-                .to_string_lossy()
-                .into_owned())
+            Ok(CStr::from_ptr(buffer.as_ptr()).to_string_lossy().into_owned())
         }
     }
 
@@ -164,10 +156,6 @@ impl Library {
             }
             (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
         };
-        Err(Failure {
-            call,
-            code: Some(code),
-            name: name.unwrap_or_default(),
-        })
+        Err(Failure { call, code: Some(code), name: name.unwrap_or_default() })
     }
 }

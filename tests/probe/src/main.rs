@@ -80,11 +80,9 @@ fn wishes() -> Result<Wishes, String> {
 fn tell(wishes: &Wishes) -> io::Result<()> {
     let line = format!("{}\n", findings(wishes.full_env));
     match &wishes.out {
-        Some(path) => OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(path)?
-            .write_all(line.as_bytes()),
+        Some(path) => {
+            OpenOptions::new().create(true).append(true).open(path)?.write_all(line.as_bytes())
+        }
         None => {
             let mut stdout = io::stdout().lock();
             stdout.write_all(line.as_bytes())?;

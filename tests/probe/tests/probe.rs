@@ -102,10 +102,7 @@ fn a_slice_goes_by_its_own_uuid() {
     let place = Place::new();
     place.slice_may_be_opened();
     let found = place.found(&[]);
-    assert_eq!(
-        found["cuda"][0]["uuid"],
-        "MIG-00000000-00a0-5000-8000-000000000000"
-    );
+    assert_eq!(found["cuda"][0]["uuid"], "MIG-00000000-00a0-5000-8000-000000000000");
     assert_eq!(found["cuda"][0]["pci"], "0000:01:00.0");
     assert_eq!(found["caps_open"], json!([66, 67]));
 }

@@ -142,11 +142,7 @@ enum SliceRule {
 
 impl SliceRule {
     fn of(node: &Node) -> SliceRule {
-        if node.driver_branch() >= 570 {
-            SliceRule::OnePerInstance
-        } else {
-            SliceRule::One
-        }
+        if node.driver_branch() >= 570 { SliceRule::OnePerInstance } else { SliceRule::One }
     }
 
     fn apply(self, devices: Vec<Entry>) -> Vec<Entry> {
@@ -159,9 +155,8 @@ impl SliceRule {
                 let mut kept: Vec<Entry> = Vec::new();
                 for device in devices {
                     let instance = |d: &Entry| d.slice.map(|(gi, _)| (d.pci, gi));
-                    let taken = kept
-                        .iter()
-                        .any(|k| k.slice.is_some() && instance(k) == instance(&device));
+                    let taken =
+                        kept.iter().any(|k| k.slice.is_some() && instance(k) == instance(&device));
                     if !taken {
                         kept.push(device);
                     }

@@ -43,14 +43,8 @@ impl CudaError {
 
     pub(crate) fn from_code(code: i32) -> Option<CudaError> {
         use CudaError::*;
-        [
-            InvalidValue,
-            NotInitialized,
-            NoDevice,
-            InvalidDevice,
-            Unknown,
-        ]
-        .into_iter()
-        .find(|error| error.code() == code)
+        [InvalidValue, NotInitialized, NoDevice, InvalidDevice, Unknown]
+            .into_iter()
+            .find(|error| error.code() == code)
     }
 }

@@ -40,10 +40,7 @@ fn look() -> Result<Vec<Entry>, CudaError> {
 }
 
 fn devices() -> Result<&'static [Entry], CudaError> {
-    DEVICES
-        .get()
-        .map(Vec::as_slice)
-        .ok_or(CudaError::NotInitialized)
+    DEVICES.get().map(Vec::as_slice).ok_or(CudaError::NotInitialized)
 }
 
 fn device(ordinal: c_int) -> Result<&'static Entry, CudaError> {

@@ -35,9 +35,7 @@ pub(crate) fn filter(
 /// What follows `GPU-` or `MIG-`. The driver looks for these in capitals only,
 /// and then takes either for either: `MIG-` and a card's UUID name the card.
 fn uuid_part(field: &str) -> Option<&str> {
-    field
-        .strip_prefix("GPU-")
-        .or_else(|| field.strip_prefix("MIG-"))
+    field.strip_prefix("GPU-").or_else(|| field.strip_prefix("MIG-"))
 }
 
 /// The one card or slice whose UUID begins with these digits; an ambiguous
@@ -47,22 +45,16 @@ fn by_name(cards: &[Reachable], field: &str, part: &str) -> Option<Entry> {
     let digits = hex_digits(part);
     let is = |uuid: &str| {
         let own = uuid_part(uuid).and_then(hex_digits);
-        digits
-            .as_ref()
-            .zip(own)
-            .is_some_and(|(digits, own)| own.starts_with(digits))
+        digits.as_ref().zip(own).is_some_and(|(digits, own)| own.starts_with(digits))
     };
     let whole = cards.iter().filter(|c| is(&c.card.uuid));
-    let slices = cards
-        .iter()
-        .flat_map(|c| c.slices.iter().map(move |s| (c, s)))
-        .filter(|(c, s)| {
+    let slices =
+        cards.iter().flat_map(|c| c.slices.iter().map(move |s| (c, s))).filter(|(c, s)| {
             let old = format!("MIG-{}/{}/{}", c.card.uuid, s.gi, s.ci);
             is(&s.uuid) || old.eq_ignore_ascii_case(field)
         });
-    let mut matching = whole
-        .map(Reachable::device)
-        .chain(slices.map(|(card, slice)| Some(card.slice(slice))));
+    let mut matching =
+        whole.map(Reachable::device).chain(slices.map(|(card, slice)| Some(card.slice(slice))));
     let first = matching.next()?;
     matching.next().is_none().then_some(first).flatten()
 }
@@ -89,9 +81,7 @@ fn index(field: &str) -> Option<usize> {
         Some(rest) => (true, rest),
         None => (false, field.strip_prefix('+').unwrap_or(field)),
     };
-    let end = unsigned
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(unsigned.len());
+    let end = unsigned.find(|c: char| !c.is_ascii_digit()).unwrap_or(unsigned.len());
     if end == 0 {
         return None;
     }

@@ -48,31 +48,17 @@ fn four_cards() -> Node {
         .iter()
         .zip(0..)
         .map(|(bus, rank)| card(&format!("0000:{bus}:00.0"), rank, &uuid(rank)));
-    Node {
-        cards: cards.collect(),
-        ..Node::default()
-    }
+    Node { cards: cards.collect(), ..Node::default() }
 }
 
 /// INV2H of the field cases: the slow card has the lower address.
 fn small_and_big() -> Node {
     let mut cards = vec![
-        card(
-            "0000:05:00.0",
-            0,
-            "GPU-00000000-0002-4000-8000-000000000000",
-        ),
-        card(
-            "0000:85:00.0",
-            1,
-            "GPU-00000000-0002-4000-8000-000000000001",
-        ),
+        card("0000:05:00.0", 0, "GPU-00000000-0002-4000-8000-000000000000"),
+        card("0000:85:00.0", 1, "GPU-00000000-0002-4000-8000-000000000001"),
     ];
     cards[1].speed = 2.0;
-    Node {
-        cards,
-        ..Node::default()
-    }
+    Node { cards, ..Node::default() }
 }
 
 fn everything(_: DeviceFile) -> bool {
@@ -98,11 +84,7 @@ fn check(node: &Node, rows: &[(&str, Seen, Selected)]) {
             .replace("{U}", &U.to_uppercase())
             .replace("{hex}", &U.replace('-', ""));
         let got = enumerate(node, &everything, Some("PCI_BUS_ID"), Some(&value));
-        assert_eq!(
-            minors(got),
-            expected.map(<[_]>::to_vec),
-            "[{value}] {seen:?}"
-        );
+        assert_eq!(minors(got), expected.map(<[_]>::to_vec), "[{value}] {seen:?}");
     }
 }
 
@@ -169,11 +151,7 @@ fn one_card_by_uuid() {
         ("GPU", Measured, NONE),
         ("GPU-x", Measured, NONE),
         ("GPU-8521x", Measured, NONE),
-        (
-            "GPU-8521313e-ac61-4b15-8300-36430748cd4",
-            Measured,
-            Ok(&[0]),
-        ),
+        ("GPU-8521313e-ac61-4b15-8300-36430748cd4", Measured, Ok(&[0])),
         ("GPU-8521313e-ac61-4b15-8300-36430748cd4g", Measured, NONE),
         ("GPU-{u}x", Measured, Ok(&[0])),
         ("GPU-{u} ", Measured, Ok(&[0])),
@@ -186,11 +164,7 @@ fn one_card_by_uuid() {
         ("GPU-{u},GPU-{u},9", Measured, VOID),
         ("GPU-{u},GPU-8521", Measured, VOID),
         ("GPU-ffffffff-0000-0000-0000-000000000000", Measured, NONE),
-        (
-            "GPU-{u},GPU-ffffffff-0000-0000-0000-000000000000",
-            Measured,
-            Ok(&[0]),
-        ),
+        ("GPU-{u},GPU-ffffffff-0000-0000-0000-000000000000", Measured, Ok(&[0])),
         ("0,GPU-{u}", Measured, Ok(&[0])),
         ("GPU-{u},0", Measured, Ok(&[0])),
         ("0,GPU-{u},GPU-{u}", Measured, Ok(&[0])),
@@ -233,16 +207,8 @@ fn four_cards_of_the_field_case() {
             Case,
             VOID,
         ),
-        (
-            "GPU-00000000-0004-4000-8000-000000000002,1",
-            Deduced,
-            Ok(&[2]),
-        ),
-        (
-            "1,GPU-00000000-0004-4000-8000-000000000002",
-            Deduced,
-            Ok(&[1]),
-        ),
+        ("GPU-00000000-0004-4000-8000-000000000002,1", Deduced, Ok(&[2])),
+        ("1,GPU-00000000-0004-4000-8000-000000000002", Deduced, Ok(&[1])),
     ];
     check(&four_cards(), &rows);
     let unset = enumerate(&four_cards(), &everything, Some("PCI_BUS_ID"), None);
@@ -253,16 +219,9 @@ fn four_cards_of_the_field_case() {
 /// the process every card, whatever CUDA_VISIBLE_DEVICES says.
 #[test]
 fn an_unknown_order_is_an_error() {
-    for order in [
-        "",
-        "x",
-        "0",
-        "pci_bus_id",
-        "fastest_first",
-        " PCI_BUS_ID",
-        "PCI_BUS_ID ",
-        "PCI_BUS_IDx",
-    ] {
+    for order in
+        ["", "x", "0", "pci_bus_id", "fastest_first", " PCI_BUS_ID", "PCI_BUS_ID ", "PCI_BUS_IDx"]
+    {
         for visible in [None, Some("")] {
             let got = enumerate(&one_card(), &everything, Some(order), visible);
             assert_eq!(minors(got), Err(CudaError::InvalidDevice), "[{order}]");
@@ -286,20 +245,9 @@ fn the_default_order_is_fastest_first() {
 /// FC-12: addresses are numbers; equals in speed come by address too.
 #[test]
 fn pci_order_is_numeric() {
-    let buses = [
-        "00000010:00:00.0",
-        "00000002:00:00.0",
-        "0000B183:00:00.0",
-        "00000009:01:00.0",
-    ];
-    let cards = buses
-        .iter()
-        .zip(0..)
-        .map(|(pci, minor)| card(pci, minor, &format!("GPU-{minor}")));
-    let node = Node {
-        cards: cards.collect(),
-        ..Node::default()
-    };
+    let buses = ["00000010:00:00.0", "00000002:00:00.0", "0000B183:00:00.0", "00000009:01:00.0"];
+    let cards = buses.iter().zip(0..).map(|(pci, minor)| card(pci, minor, &format!("GPU-{minor}")));
+    let node = Node { cards: cards.collect(), ..Node::default() };
     for order in [None, Some("PCI_BUS_ID")] {
         let got = enumerate(&node, &everything, order, None);
         assert_eq!(minors(got), Ok(vec![1, 3, 0, 2]));

@@ -168,10 +168,7 @@ pub enum NodeError {
     #[error("cannot read the simulated node {}: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
     #[error("{}: not a node file: {source}", path.display())]
-    Parse {
-        path: PathBuf,
-        source: serde_json::Error,
-    },
+    Parse { path: PathBuf, source: serde_json::Error },
 }
 
 impl Node {
@@ -181,14 +178,10 @@ impl Node {
     }
 
     pub fn read(path: &Path) -> Result<Node, NodeError> {
-        let text = fs::read(path).map_err(|source| NodeError::Read {
-            path: path.into(),
-            source,
-        })?;
-        serde_json::from_slice(&text).map_err(|source| NodeError::Parse {
-            path: path.into(),
-            source,
-        })
+        let text =
+            fs::read(path).map_err(|source| NodeError::Read { path: path.into(), source })?;
+        serde_json::from_slice(&text)
+            .map_err(|source| NodeError::Parse { path: path.into(), source })
     }
 
     /// The first number of the driver's version, 580 of `580.159.03`; 0 if there is none.
@@ -216,9 +209,7 @@ impl Card {
 impl Slice {
     /// Whether both capability files of the slice can be opened; the card's is another question.
     pub fn reachable(&self, openable: &dyn Fn(DeviceFile) -> bool) -> bool {
-        self.cap_minors
-            .iter()
-            .all(|&minor| openable(DeviceFile::Cap(minor)))
+        self.cap_minors.iter().all(|&minor| openable(DeviceFile::Cap(minor)))
     }
 
     /// Bytes of memory: as the file says, or the number of GB in a profile like `1g.10gb`.
@@ -264,6 +255,17 @@ mod tests {
     }
 
     #[test]
+    fn every_node_of_the_cluster_tests_is_one() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../nodes");
+        let entries: Vec<_> = fs::read_dir(folder).unwrap().collect();
+        assert!(!entries.is_empty());
+        for entry in entries {
+            let node = Node::read(&entry.unwrap().path()).unwrap();
+            assert!(node.cards.iter().all(|card| octets(&card.uuid).is_some()));
+        }
+    }
+
+    #[test]
     fn faults_go_by_the_names_that_nvml_gives_them() {
         let node: Node = serde_json::from_str(
             r#"{"cards": [], "nvml": {"fault": "lib_rm_version_mismatch", "sleep_s": 2}}"#,
@@ -275,10 +277,7 @@ mod tests {
 
     #[test]
     fn a_profile_says_how_much_memory_a_slice_has() {
-        let slice = |profile: &str| Slice {
-            profile: profile.into(),
-            ..Slice::default()
-        };
+        let slice = |profile: &str| Slice { profile: profile.into(), ..Slice::default() };
         assert_eq!(slice("1g.10gb").memory(), 10 << 30);
         assert_eq!(slice("1c.3g.40gb").memory(), 40 << 30);
         assert_eq!(slice("").memory(), 0);

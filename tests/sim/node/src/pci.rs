@@ -30,24 +30,14 @@ impl Pci {
 
     /// As NVML's `busId` has it: a domain of eight digits, upper case.
     pub fn nvml(&self) -> String {
-        let Pci {
-            domain,
-            bus,
-            device,
-            function,
-        } = self;
+        let Pci { domain, bus, device, function } = self;
         format!("{domain:08X}:{bus:02X}:{device:02X}.{function:X}")
     }
 }
 
 impl fmt::Display for Pci {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let Pci {
-            domain,
-            bus,
-            device,
-            function,
-        } = self;
+        let Pci { domain, bus, device, function } = self;
         write!(f, "{domain:04x}:{bus:02x}:{device:02x}.{function:x}")
     }
 }

@@ -68,9 +68,7 @@ unsafe extern "C" fn nvmlDeviceGetName(handle: usize, text: *mut c_char, length:
 /// On by default.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetPersistenceMode(handle: usize, mode: Out<c_uint>) -> c_int {
-    code(answer_for(handle, mode, |d| {
-        Ok(d.whole()?.persistence.unwrap_or(true).into())
-    }))
+    code(answer_for(handle, mode, |d| Ok(d.whole()?.persistence.unwrap_or(true).into())))
 }
 
 #[unsafe(no_mangle)]
@@ -87,11 +85,7 @@ fn memory(device: Device) -> Memory {
             (slice.memory(), used)
         }
     };
-    Memory {
-        total,
-        free: total.saturating_sub(used),
-        used,
-    }
+    Memory { total, free: total.saturating_sub(used), used }
 }
 
 #[unsafe(no_mangle)]
@@ -112,13 +106,7 @@ extern "C" fn nvmlDeviceGetMemoryInfo_v2(handle: usize, info: Option<&mut Memory
     let mut found = MaybeUninit::new(*info);
     let outcome = answer_for(handle, Some(&mut found), |d| {
         let Memory { total, free, used } = memory(d);
-        Ok(MemoryV2 {
-            version: VERSION,
-            total,
-            reserved: 0,
-            free,
-            used,
-        })
+        Ok(MemoryV2 { version: VERSION, total, reserved: 0, free, used })
     });
     // SAFETY: it was initialised from the caller's structure.
     *info = unsafe { found.assume_init() };
@@ -127,12 +115,7 @@ extern "C" fn nvmlDeviceGetMemoryInfo_v2(handle: usize, info: Option<&mut Memory
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetUtilizationRates(handle: usize, rates: Out<Utilization>) -> c_int {
-    code(answer_for(handle, rates, |d| {
-        Ok(Utilization {
-            gpu: d.whole()?.utilization,
-            memory: 0,
-        })
-    }))
+    code(answer_for(handle, rates, |d| Ok(Utilization { gpu: d.whole()?.utilization, memory: 0 })))
 }
 
 /// Only where the card's own memory is a NUMA node (Grace): never here.

@@ -118,10 +118,7 @@ unsafe extern "C" fn nvmlDeviceGetHandleByUUID(text: *const c_char, handle: Out<
             return started.handle(index);
         }
         let of_card = |card| crate::slices::visible(card).find(|(_, s)| s.uuid == wanted);
-        let mut found = started
-            .cards
-            .iter()
-            .filter_map(|c| Some((c, of_card(c)?.0)));
+        let mut found = started.cards.iter().filter_map(|c| Some((c, of_card(c)?.0)));
         let (card, place) = found.next().ok_or(Code::NotFound)?;
         started.slice_handle(card, place)
     }))
@@ -155,9 +152,6 @@ extern "C" fn nvmlGetExcludedDeviceInfoByIndex(
     code(answer(info, |started| {
         let mut excluded = started.node.cards.iter().filter(|card| card.excluded);
         let card = excluded.nth(index as usize).ok_or(Code::InvalidArgument)?;
-        Ok(ExcludedDeviceInfo {
-            pci: pci_info(card),
-            uuid: field(&card.uuid),
-        })
+        Ok(ExcludedDeviceInfo { pci: pci_info(card), uuid: field(&card.uuid) })
     }))
 }

@@ -43,11 +43,7 @@ extern "C" fn nvmlDeviceGetMaxMigDeviceCount(handle: usize, count: Out<c_uint>) 
         let card = d.whole()?;
         let slices = card.slices.iter().enumerate();
         let used = slices.map(|(place, slice)| slot(place, slice) + 1).max();
-        Ok(if card.mig_on() {
-            used.unwrap_or(0).max(SLOTS)
-        } else {
-            0
-        })
+        Ok(if card.mig_on() { used.unwrap_or(0).max(SLOTS) } else { 0 })
     }))
 }
 
@@ -79,9 +75,7 @@ extern "C" fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceIsMigDeviceHandle(handle: usize, is_slice: Out<c_uint>) -> c_int {
-    code(answer_for(handle, is_slice, |d| {
-        Ok(matches!(d, Device::Slice(..)).into())
-    }))
+    code(answer_for(handle, is_slice, |d| Ok(matches!(d, Device::Slice(..)).into())))
 }
 
 #[unsafe(no_mangle)]
@@ -128,9 +122,7 @@ extern "C" fn nvmlDeviceGetGpuInstanceById(
         let card = d.whole()?;
         let known = visible(card).any(|(_, slice)| slice.gi == id);
         let number = usize::try_from(id).map_err(|_| Code::InvalidArgument)?;
-        known
-            .then_some(INSTANCE | number << 16 | handle)
-            .ok_or(Code::NotFound)
+        known.then_some(INSTANCE | number << 16 | handle).ok_or(Code::NotFound)
     }))
 }
 
@@ -146,12 +138,6 @@ extern "C" fn nvmlGpuInstanceGetInfo(instance: usize, info: Out<GpuInstanceInfo>
         let mut slices = visible(card).map(|(_, slice)| slice);
         let slice = slices.find(|slice| slice.gi == id).ok_or(Code::NotFound)?;
         let [placement_start, placement_size] = slice.placement.unwrap_or([0, 1]);
-        Ok(GpuInstanceInfo {
-            device: handle,
-            id,
-            profile_id: 0,
-            placement_start,
-            placement_size,
-        })
+        Ok(GpuInstanceInfo { device: handle, id, profile_id: 0, placement_start, placement_size })
     }))
 }

@@ -26,10 +26,7 @@ struct Library {
     started: Option<Arc<Started>>,
 }
 
-static LIBRARY: Mutex<Library> = Mutex::new(Library {
-    users: 0,
-    started: None,
-});
+static LIBRARY: Mutex<Library> = Mutex::new(Library { users: 0, started: None });
 
 fn library() -> MutexGuard<'static, Library> {
     LIBRARY.lock().unwrap_or_else(PoisonError::into_inner)
@@ -88,11 +85,7 @@ fn look() -> Result<Started, Code> {
     let mut cards = node.cards.clone();
     cards.retain(|card| card.reachable(&openable));
     cards.sort_by_key(|card| card.pci);
-    Ok(Started {
-        node,
-        cards,
-        garbage,
-    })
+    Ok(Started { node, cards, garbage })
 }
 
 /// What a handle stands for.

@@ -32,10 +32,7 @@ fn asked_with(node: &Value, files: &[&str]) -> (ExitStatus, Option<Value>) {
         .status()
         .unwrap();
     let found = fs::read(at("found")).ok();
-    (
-        status,
-        found.map(|text| serde_json::from_slice(&text).unwrap()),
-    )
+    (status, found.map(|text| serde_json::from_slice(&text).unwrap()))
 }
 
 fn asked(node: &Value) -> Value {
@@ -82,8 +79,7 @@ fn describe(card: Device) -> Result<Value, NvmlError> {
     let nvml = card.nvml();
     let again = [
         nvml.device_by_uuid(card.uuid()?)?.index()?,
-        nvml.device_by_pci_bus_id(card.pci_info()?.bus_id)?
-            .index()?,
+        nvml.device_by_pci_bus_id(card.pci_info()?.bus_id)?.index()?,
     ];
     assert_eq!(again, [card.index()?; 2]);
     let mut slices = Vec::new();
@@ -185,11 +181,7 @@ fn slots_without_an_instance_are_gaps() {
 
 #[test]
 fn a_process_hears_only_of_what_it_may_open() {
-    let files = [
-        "nvidia4",
-        "nvidia-caps/nvidia-cap75",
-        "nvidia-caps/nvidia-cap76",
-    ];
+    let files = ["nvidia4", "nvidia-caps/nvidia-cap75", "nvidia-caps/nvidia-cap76"];
     let found = asked_with(&node(), &files).1.unwrap();
     assert_eq!(found["cards"].as_array().unwrap().len(), 1);
     assert_eq!(found["cards"][0]["slices"][0]["slot"], 3);

@@ -1,0 +1,417 @@
+//! The allotment: which devices are this task's (design rules 1 to 4 and 8).
+//!
+//! Invariant (rule 3, never widen): every device of an [`Allotment`] is one
+//! that the kernel lets the task open.
+
+use crate::align::Doubt;
+use crate::device::{Device, Inventory};
+
+/// The scheduler's list of configured devices: position → device. A position
+/// whose device file names no card of the node holds `None`.
+pub type Positions = [Option<Device>];
+
+/// How to read positions on a node that does not constrain devices and whose
+/// gres list is not in PCI order (rule 2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reading {
+    /// As the neighbours without gpu-align live: number = rank.
+    #[default]
+    Rank,
+    /// As the gres list says: for sites where every job is aligned.
+    File,
+}
+
+/// All that the decision rests on.
+#[derive(Clone, Copy, Debug)]
+pub struct Facts<'a> {
+    pub inventory: &'a Inventory,
+    /// What the kernel lets this task open, in PCI order.
+    pub reach: &'a [Device],
+    /// The gres list; `None` where it is not known.
+    pub positions: Option<&'a Positions>,
+    /// The positions that the step holds on this node, as the step was told.
+    pub step: Option<&'a [u32]>,
+    /// How many devices the scheduler counts on this node, where it says so
+    /// apart from a list.
+    pub count: Option<usize>,
+    /// The numbers that Slurm wrote for this task, if it binds tasks: places
+    /// within the step where devices are constrained, else positions.
+    pub task: Option<&'a [u32]>,
+    pub reading: Reading,
+}
+
+/// The devices of one task.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Allotment {
+    /// In PCI order; never empty.
+    pub devices: Vec<Device>,
+    /// The same, by position in the gres list.
+    pub slurm_order: Vec<Device>,
+    /// Whether Slurm bound this task to fewer devices than the step holds.
+    pub bound: bool,
+    pub caution: Option<Caution>,
+}
+
+/// Something to say about an allotment that is used all the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Caution {
+    /// Positions were read as ranks although the gres list says otherwise.
+    NotInPciOrder,
+    /// Positions were read as ranks because the gres list is not known.
+    UnknownGresList,
+}
+
+/// Decides the allotment; `None` where the step has no devices (rule 8).
+pub fn allotment(facts: &Facts) -> Result<Option<Allotment>, Doubt> {
+    let usable = configured_reach(facts);
+    let Some(held) = held(facts, usable.len())? else {
+        return Ok(None);
+    };
+    let (devices, bound, caution) = match held {
+        Held::ByKernel { given } => constrained(facts, usable, given)?,
+        Held::ByList(step) => unconstrained(facts, &usable, step)?,
+    };
+    let slurm_order = slurm_order(&devices, facts.positions);
+    Ok(Some(Allotment { devices, slurm_order, bound, caution }))
+}
+
+/// The reach without cards that Slurm does not hand out: it denies only what
+/// its gres list names, so a card that is not configured opens for every job.
+fn configured_reach(facts: &Facts) -> Vec<Device> {
+    let configured = |device: &&Device| match facts.positions {
+        Some(positions) if positions.iter().any(Option::is_some) => {
+            positions.contains(&Some(**device))
+        }
+        _ => true,
+    };
+    facts.reach.iter().filter(configured).copied().collect()
+}
+
+enum Held<'a> {
+    /// The kernel leaves the task no more than the step was given.
+    ByKernel { given: usize },
+    /// Only Slurm's list tells the step's devices from the others.
+    ByList(&'a [u32]),
+}
+
+/// Rule 2: a node counts as unconstrained when the task reaches more devices
+/// than the step was given.
+///
+/// `--gpu-bind=none` makes Slurm unset its list although the step holds
+/// devices; then the kernel's answer stands if it excludes anything, or if the
+/// count shows that the step holds them all.
+fn held<'a>(facts: &Facts<'a>, usable: usize) -> Result<Option<Held<'a>>, Doubt> {
+    if let Some(step) = facts.step.filter(|step| !step.is_empty()) {
+        return Ok(Some(if usable <= step.len() {
+            Held::ByKernel { given: step.len() }
+        } else {
+            Held::ByList(step)
+        }));
+    }
+    let configured = match facts.positions {
+        Some(positions) if !positions.is_empty() => positions.iter().flatten().count(),
+        _ => facts.inventory.devices().count(),
+    };
+    match facts.count {
+        _ if usable == 0 => Ok(None),
+        _ if usable < configured => Ok(Some(Held::ByKernel { given: usable })),
+        Some(count) if count >= usable => Ok(Some(Held::ByKernel { given: usable })),
+        Some(_) => Err(Doubt::NoList),
+        None => Ok(None),
+    }
+}
+
+type Decided = (Vec<Device>, bool, Option<Caution>);
+
+/// Rule 1: where the kernel constrains devices, the reach is the allotment.
+/// Rule 4: a binding is kept, whether the kernel enforces it or only Slurm's
+/// variable says it.
+fn constrained(facts: &Facts, usable: Vec<Device>, given: usize) -> Result<Decided, Doubt> {
+    let bound_by_kernel = usable.len() < given;
+    match facts.task {
+        None if bound_by_kernel => Err(missing(facts, &usable, given)),
+        Some(task) if !bound_by_kernel && task.len() < usable.len() => {
+            let (devices, caution) = bound_by_variable(facts, &usable, task)?;
+            Ok((devices, true, caution))
+        }
+        // A task that is bound to all of the step's devices is not bound.
+        _ if usable.is_empty() => Err(missing(facts, &usable, given)),
+        _ => Ok((usable, bound_by_kernel, None)),
+    }
+}
+
+/// `--gres-flags=allow-task-sharing` (23.11 and later): every task opens all of
+/// the step's devices, and Slurm's variable counts places within the step, in
+/// the order of positions.
+fn bound_by_variable(
+    facts: &Facts,
+    usable: &[Device],
+    task: &[u32],
+) -> Result<(Vec<Device>, Option<Caution>), Doubt> {
+    let in_slurms_order = slurm_order(usable, facts.positions);
+    let mut devices = Vec::new();
+    for &place in task {
+        let device = in_slurms_order.get(place as usize).ok_or(Doubt::NoSuchCard(place))?;
+        devices.push(*device);
+    }
+    let caution = facts.positions.is_none().then_some(Caution::UnknownGresList);
+    Ok((in_pci_order(devices), caution))
+}
+
+/// Why a step's device cannot be opened: the one that is lost, by name, if the
+/// gres list tells.
+fn missing(facts: &Facts, usable: &[Device], given: usize) -> Doubt {
+    let positions = facts.positions.unwrap_or_default();
+    for &position in facts.step.unwrap_or_default() {
+        match positions.get(position as usize) {
+            Some(None) => return Doubt::NoSuchCard(position),
+            Some(Some(device)) if !usable.contains(device) => {
+                return Doubt::Unreachable { position, pci: facts.inventory.card(*device).pci };
+            }
+            _ => {}
+        }
+    }
+    Doubt::Missing { given, reached: usable.len() }
+}
+
+/// Rule 2 on a node that does not constrain devices: position → device.
+fn unconstrained(facts: &Facts, usable: &[Device], step: &[u32]) -> Result<Decided, Doubt> {
+    let bound = facts.task.filter(|task| task.len() < step.len());
+    let (device_at, caution) = numbering(facts);
+    let mut devices = Vec::new();
+    for &position in bound.unwrap_or(step) {
+        let device = device_at(position).ok_or(Doubt::NoSuchCard(position))?;
+        if !usable.contains(&device) {
+            let pci = facts.inventory.card(device).pci;
+            return Err(Doubt::Unreachable { position, pci });
+        }
+        devices.push(device);
+    }
+    Ok((in_pci_order(devices), bound.is_some(), caution))
+}
+
+/// What a position means on an unconstrained node: one reading for the whole
+/// node, so that two aligned jobs never meet on a card.
+///
+/// Where positions in PCI order and the gres list agree there is no question.
+/// Where the list is another order of the first n cards, jobs without gpu-align
+/// live by number = rank: follow them. Where some of the first n ranks are not
+/// configured, number = rank points at cards that are nobody's, and where a
+/// configured card is lost, ranks have moved: use the list. Slices do not take
+/// part: Slurm itself names them by UUID.
+fn numbering<'a>(facts: &Facts<'a>) -> (impl Fn(u32) -> Option<Device> + use<'a>, Option<Caution>) {
+    let cards = facts.inventory.cards().len();
+    let of_rank = move |position: usize| (position < cards).then(|| Device::whole(position));
+    let list = facts.positions.filter(|list| !list.is_empty());
+    let caution = match list {
+        None => Some(Caution::UnknownGresList),
+        Some(list) => {
+            let is_card = |device: &Option<Device>| device.is_none_or(|d| d.slice.is_none());
+            let mut cards = list.iter().enumerate().filter(|(_, device)| is_card(device));
+            let in_order = cards.clone().all(|(position, device)| *device == of_rank(position));
+            let reordered = cards
+                .all(|(position, device)| device.is_some() && list.contains(&of_rank(position)));
+            let neighbours = !in_order && reordered && facts.reading == Reading::Rank;
+            neighbours.then_some(Caution::NotInPciOrder)
+        }
+    };
+    let device_at = move |position: u32| {
+        let position = position as usize;
+        let listed = list.and_then(|list| list.get(position).copied().flatten());
+        match caution {
+            None => listed,
+            Some(_) => listed.filter(|device| device.slice.is_some()).or(of_rank(position)),
+        }
+    };
+    (device_at, caution)
+}
+
+fn slurm_order(devices: &[Device], positions: Option<&Positions>) -> Vec<Device> {
+    let mut ordered = devices.to_vec();
+    if let Some(positions) = positions {
+        ordered.sort_by_key(|device| positions.iter().position(|p| *p == Some(*device)));
+    }
+    ordered
+}
+
+fn in_pci_order(mut devices: Vec<Device>) -> Vec<Device> {
+    devices.sort();
+    devices.dedup();
+    devices
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{Card, Minor};
+
+    /// A node whose card of rank r has minor `minors[r]`.
+    fn node(minors: &[u32]) -> Inventory {
+        let card = |(rank, minor): (usize, &u32)| Card {
+            pci: format!("0000:{:02x}:00.0", rank * 0x10 + 1).parse().unwrap(),
+            minor: Minor(*minor),
+            uuid: None,
+            model: "A".into(),
+            numa: None,
+            slices: Vec::new(),
+        };
+        Inventory::new(minors.iter().enumerate().map(card).collect())
+    }
+
+    const INV8P: [u32; 8] = [4, 5, 6, 7, 2, 3, 0, 1];
+
+    /// gres.conf with one File a position, given as minors.
+    fn gres(inventory: &Inventory, minors: impl IntoIterator<Item = u32>) -> Vec<Option<Device>> {
+        let card = |minor| inventory.rank_of_minor(Minor(minor)).map(Device::whole);
+        minors.into_iter().map(card).collect()
+    }
+
+    fn cards(ranks: &[usize]) -> Vec<Device> {
+        ranks.iter().copied().map(Device::whole).collect()
+    }
+
+    fn facts<'a>(
+        inventory: &'a Inventory,
+        reach: &'a [Device],
+        positions: &'a Positions,
+    ) -> Facts<'a> {
+        Facts {
+            inventory,
+            reach,
+            positions: Some(positions),
+            step: None,
+            count: None,
+            task: None,
+            reading: Reading::Rank,
+        }
+    }
+
+    fn decided(facts: &Facts) -> Allotment {
+        allotment(facts).unwrap().unwrap()
+    }
+
+    #[test]
+    fn rule_1_the_kernel_is_the_truth() {
+        let node = node(&INV8P);
+        let (list, reach) = (gres(&node, 0..8), cards(&[0, 1, 5]));
+        // Slurm's own numbers may say anything.
+        for step in [[3, 4, 5], [0, 1, 2]] {
+            let step = Facts { step: Some(&step), ..facts(&node, &reach, &list) };
+            let allotment = decided(&step);
+            assert_eq!(allotment.devices, reach);
+            assert_eq!(allotment.slurm_order, cards(&[5, 0, 1]));
+            assert!(!allotment.bound);
+        }
+    }
+
+    #[test]
+    fn rule_1_a_step_without_a_list_holds_what_the_kernel_leaves_it() {
+        let node = node(&INV8P);
+        let (list, reach, all) =
+            (gres(&node, 0..8), cards(&[0, 1, 5]), cards(&[0, 1, 2, 3, 4, 5, 6, 7]));
+        assert_eq!(decided(&facts(&node, &reach, &list)).devices, reach);
+        let count = |count| Facts { count: Some(count), ..facts(&node, &all, &list) };
+        assert_eq!(decided(&count(8)).devices, all);
+        assert_eq!(allotment(&count(3)), Err(Doubt::NoList));
+    }
+
+    #[test]
+    fn rule_1_a_card_that_is_not_configured_is_not_the_steps_although_it_opens() {
+        let node = node(&[0, 1, 2, 3]);
+        let (list, reach) = (gres(&node, [2, 3]), cards(&[0, 1, 3]));
+        let step = Facts { step: Some(&[1]), ..facts(&node, &reach, &list) };
+        assert_eq!(decided(&step).devices, cards(&[3]));
+    }
+
+    #[test]
+    fn rule_2_positions_in_pci_order_are_ranks() {
+        let node = node(&[0, 1, 2, 3]);
+        let (list, reach) = (gres(&node, 0..4), cards(&[0, 1, 2, 3]));
+        let allotment = decided(&Facts { step: Some(&[2, 3]), ..facts(&node, &reach, &list) });
+        assert_eq!((allotment.devices, allotment.caution), (cards(&[2, 3]), None));
+    }
+
+    #[test]
+    fn rule_2_another_order_follows_the_neighbours_unless_the_site_says_file() {
+        let node = node(&INV8P);
+        let (list, reach) = (gres(&node, 0..8), cards(&[0, 1, 2, 3, 4, 5, 6, 7]));
+        let step = Facts { step: Some(&[0]), ..facts(&node, &reach, &list) };
+        let neighbours = decided(&step);
+        assert_eq!(neighbours.devices, cards(&[0]));
+        assert_eq!(neighbours.caution, Some(Caution::NotInPciOrder));
+        let file = decided(&Facts { reading: Reading::File, ..step });
+        assert_eq!((file.devices, file.caution), (cards(&[6]), None));
+    }
+
+    #[test]
+    fn rule_2_a_rank_outside_the_configured_cards_is_nobodys() {
+        let node = node(&[0, 1, 2, 3]);
+        let (list, reach) = (gres(&node, [1, 2, 3]), cards(&[0, 1, 2, 3]));
+        for position in 0..3 {
+            // One reading for all positions: two jobs never meet on a card.
+            let step = [position];
+            let step = Facts { step: Some(&step), ..facts(&node, &reach, &list) };
+            assert_eq!(decided(&step).devices, cards(&[position as usize + 1]));
+        }
+    }
+
+    #[test]
+    fn rule_2_an_unknown_gres_list_is_said() {
+        let node = node(&INV8P);
+        let reach = cards(&[0, 1, 2, 3, 4, 5, 6, 7]);
+        let step = Facts { step: Some(&[3]), positions: None, ..facts(&node, &reach, &[]) };
+        let allotment = decided(&step);
+        assert_eq!(allotment.devices, cards(&[3]));
+        assert_eq!(allotment.caution, Some(Caution::UnknownGresList));
+    }
+
+    #[test]
+    fn rule_3_a_lost_card_is_never_substituted() {
+        let node = node(&[0, 1, 3]); // minor 2 fell off
+        let (list, reach) = (gres(&node, 0..4), cards(&[0, 1]));
+        let step = Facts { step: Some(&[0, 1, 2]), ..facts(&node, &reach, &list) };
+        assert_eq!(allotment(&step), Err(Doubt::NoSuchCard(2)));
+        let alone = Facts { step: Some(&[2]), ..facts(&node, &[], &list) };
+        assert_eq!(allotment(&alone), Err(Doubt::NoSuchCard(2)));
+        let all = cards(&[0, 1, 2]);
+        let open = Facts { step: Some(&[2]), ..facts(&node, &all, &list) };
+        assert_eq!(allotment(&open), Err(Doubt::NoSuchCard(2)));
+    }
+
+    #[test]
+    fn rule_4_a_binding_by_the_kernel_is_kept() {
+        let node = node(&INV8P);
+        let (list, reach) = (gres(&node, 0..8), cards(&[1]));
+        let task =
+            Facts { step: Some(&[3, 4, 5]), task: Some(&[0]), ..facts(&node, &reach, &list) };
+        let allotment = decided(&task);
+        assert_eq!((allotment.devices, allotment.bound), (cards(&[1]), true));
+    }
+
+    #[test]
+    fn rule_4_a_binding_by_variable_counts_places_in_slurms_order() {
+        let node = node(&INV8P);
+        // Reversed lines: position 0 is minor 7; the step holds minors 4 and 3.
+        let (list, reach) = (gres(&node, (0..8).rev()), cards(&[0, 5]));
+        let task = Facts { step: Some(&[3, 4]), task: Some(&[1]), ..facts(&node, &reach, &list) };
+        let allotment = decided(&task);
+        assert_eq!((allotment.devices, allotment.bound), (cards(&[5]), true));
+    }
+
+    #[test]
+    fn rule_4_a_binding_on_an_unconstrained_node_is_a_list_of_positions() {
+        let node = node(&[0, 1, 2, 3]);
+        let (list, reach) = (gres(&node, 0..4), cards(&[0, 1, 2, 3]));
+        let task = Facts { step: Some(&[1, 2]), task: Some(&[2]), ..facts(&node, &reach, &list) };
+        let allotment = decided(&task);
+        assert_eq!((allotment.devices, allotment.bound), (cards(&[2]), true));
+    }
+
+    #[test]
+    fn rule_8_a_step_without_cards_is_nothing_to_speak_of() {
+        let node = node(&[0, 1]);
+        let list = gres(&node, 0..2);
+        assert_eq!(allotment(&facts(&node, &[], &list)), Ok(None));
+        assert_eq!(allotment(&facts(&node, &cards(&[0, 1]), &list)), Ok(None));
+    }
+}

@@ -1,0 +1,318 @@
+//! The hooks: what happens when, in which process. No decision is made here.
+//!
+//! slurmstepd reads the driver, the gres list and the step's variables as root
+//! before it forks ([`init_post_opt`]); each task asks the kernel and decides
+//! for itself, last thing before its program starts ([`task_init`]).
+
+use std::ffi::CString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::align::policy::{Policy, Print, Words};
+use crate::board::{Board, Slot};
+use crate::device::{Device, Inventory};
+use crate::launch::{self, Step};
+use crate::node::driver;
+use crate::reach::{may_open, reach};
+use crate::report::{Outcome as Fate, Report, Task};
+use crate::slurm::gres_list::GresList;
+use crate::slurm::plugstack::Site;
+use crate::slurm::step::{self, Kind, Said};
+use crate::spank::{self, Context, Outcome, SharedSlots, Spank, StateCell, TaskLog};
+
+/// How long a task waits for its siblings where they share a set of devices.
+const PATIENCE: Duration = Duration::from_millis(250);
+
+/// What a user sets where an option cannot be given.
+const WORDS_VARIABLE: &str = "SLURM_GPU_ALIGN";
+
+static PLUGIN: StateCell<Plugin> = StateCell::new(Plugin::idle());
+
+struct Plugin {
+    site: Site,
+    /// plugstack.conf was not understood: nothing is done in slurmstepd.
+    disabled: bool,
+    option: Option<Words>,
+    /// The step that this slurmstepd runs, if it is to be aligned.
+    running: Option<Running>,
+}
+
+struct Running {
+    step: Step,
+    devices: Vec<Device>,
+    board: Option<SharedSlots<Slot>>,
+    /// Local task 0's stderr, for the report; slurmstepd keeps it until the
+    /// last task is forked, or the stream would never end.
+    log: Option<TaskLog>,
+    forked: usize,
+}
+
+impl Plugin {
+    const fn idle() -> Plugin {
+        Plugin { site: Site::NOTHING, disabled: false, option: None, running: None }
+    }
+}
+
+/// In every program, first: the arguments of the line in plugstack.conf.
+pub fn init(spank: &Spank<'_>, arguments: &[String]) -> Outcome {
+    let (site, outcome) = match Site::parse(arguments) {
+        Ok(site) => (Some(site), Outcome::Fine),
+        Err(why) => (None, complain(spank, &why.to_string())),
+    };
+    PLUGIN.with(|plugin| {
+        plugin.disabled = site.is_none();
+        plugin.site = site.unwrap_or(Site::NOTHING);
+    });
+    outcome
+}
+
+/// `--gpu-align[=WORDS]` was given; `None` without a value. `remote`: in slurmstepd.
+pub fn option(words: Option<&str>, remote: bool) -> Outcome {
+    match words.unwrap_or_default().parse() {
+        Ok(words) => {
+            PLUGIN.with(|plugin| plugin.option = Some(words));
+            Outcome::Fine
+        }
+        Err(why) => {
+            spank::error(&format!("gpu-align: --gpu-align: {why}"));
+            // srun refused it before; a job that got here goes on.
+            if remote { Outcome::Fine } else { Outcome::Refused }
+        }
+    }
+}
+
+/// After the option callbacks; in slurmstepd as root.
+pub fn init_post_opt(spank: &Spank<'_>) -> Outcome {
+    match spank.context() {
+        Context::Local | Context::Allocator => check_environment(spank),
+        Context::Remote => {
+            PLUGIN.with(|plugin| plugin.running = Running::gather(spank, plugin));
+            Outcome::Fine
+        }
+        _ => Outcome::Fine,
+    }
+}
+
+/// In slurmstepd as the user, before any task exists; fd 2 is local task 0's stderr.
+pub fn user_init(_spank: &Spank<'_>) -> Outcome {
+    PLUGIN.with(|plugin| {
+        if let Some(running) = &mut plugin.running {
+            running.board = SharedSlots::new(running.step.tasks).ok();
+            running.log = TaskLog::of_stderr().ok();
+        }
+    });
+    Outcome::Fine
+}
+
+/// In slurmstepd as root, once per task, for all tasks before any `task_init`.
+pub fn task_post_fork(_spank: &Spank<'_>) -> Outcome {
+    PLUGIN.with(|plugin| {
+        if let Some(running) = &mut plugin.running {
+            running.forked += 1;
+            if running.forked == running.step.tasks {
+                running.log = None;
+            }
+        }
+    });
+    Outcome::Fine
+}
+
+/// In the task, as the user, in its cgroup.
+pub fn task_init(spank: &Spank<'_>) -> Outcome {
+    let outcome = PLUGIN.with(|plugin| plugin.running.as_ref()?.align(spank));
+    outcome.flatten().unwrap_or(Outcome::Fine)
+}
+
+/// In slurmstepd, when a task has ended.
+pub fn task_exit(spank: &Spank<'_>) -> Outcome {
+    PLUGIN.with(|plugin| plugin.running.as_ref()?.ended(spank.task_id().ok()?));
+    Outcome::Fine
+}
+
+/// Last, in every program.
+pub fn exit(_spank: &Spank<'_>) -> Outcome {
+    PLUGIN.with(|plugin| *plugin = Plugin::idle());
+    Outcome::Fine
+}
+
+/// In srun, sbatch and salloc: a wrong word is refused before anything is submitted.
+fn check_environment(spank: &Spank<'_>) -> Outcome {
+    let words = std::env::var_os(WORDS_VARIABLE).unwrap_or_default();
+    match words.to_string_lossy().parse::<Words>() {
+        Ok(_) => Outcome::Fine,
+        Err(why) => complain(spank, &format!("{WORDS_VARIABLE}: {why}")),
+    }
+}
+
+/// Refuses in front of a user; on a node only says it, so that no fault of a
+/// configuration drains the node.
+fn complain(spank: &Spank<'_>, why: &str) -> Outcome {
+    spank::error(&format!("gpu-align: {why}"));
+    match spank.context() {
+        Context::Local | Context::Allocator => Outcome::Refused,
+        _ => Outcome::Fine,
+    }
+}
+
+/// The job's environment as a function of the name.
+fn environment(spank: &Spank<'_>) -> impl Fn(&str) -> Option<String> {
+    move |name| spank.getenv(&CString::new(name).ok()?).ok().flatten()
+}
+
+impl Running {
+    /// Reads what a step rests on; `None` if it is not to be aligned.
+    fn gather(spank: &Spank<'_>, plugin: &Plugin) -> Option<Running> {
+        let env = environment(spank);
+        let kind = Kind::of(spank.step_id().ok()?);
+        let words = env(WORDS_VARIABLE).map(|words| words.parse::<Words>());
+        let refused = words.as_ref().and_then(|words| words.as_ref().err());
+        let words = words.as_ref().and_then(|words| words.as_ref().ok());
+        let places = plugin.site.default.iter().chain(words).chain(&plugin.option);
+        let policy = Policy::resolve(places);
+        if plugin.disabled || policy.is_off() || kind == Kind::Extern {
+            return None;
+        }
+        let inventory = match refused {
+            None => driver::read(Path::new("/")).map_err(|why| why.to_string()),
+            Some(why) => Err(format!("{WORDS_VARIABLE}: {why}")),
+        };
+        // slurmd gives it to slurmstepd; the job's environment gets it later.
+        let node = std::env::var("SLURMD_NODENAME").unwrap_or_else(|_| "this node".to_owned());
+        let positions =
+            inventory.as_ref().ok().and_then(|known| read_positions(&plugin.site, &node, known));
+        let step = Step {
+            name: step::name(spank.job_id().ok()?, spank.step_id().ok()?),
+            node,
+            policy,
+            positions,
+            said: Said::read(kind, env),
+            reading: plugin.site.unconstrained,
+            tasks: spank.local_task_count().ok()? as usize,
+            inventory,
+        };
+        let devices = step.inventory.iter().flat_map(Inventory::devices).collect();
+        Some(Running { step, devices, board: None, log: None, forked: 0 })
+    }
+
+    /// Decides for this task, sets its environment and says what it did.
+    fn align(&self, spank: &Spank<'_>) -> Option<Outcome> {
+        let local = spank.task_id().ok()?;
+        let env = environment(spank);
+        let reached = self.step.inventory.as_ref().map(|known| reach(known, may_open));
+        let decision =
+            self.step.decide(local as usize, &reached.unwrap_or_default(), &env, |held| {
+                self.board()?.turn(local as usize, held, PATIENCE)
+            });
+        let replaced_order = env("CUDA_DEVICE_ORDER").filter(|order| order != "PCI_BUS_ID");
+        let mut task = Task {
+            rank: spank.task_global_id().unwrap_or(local),
+            local,
+            caution: None,
+            replaced_order,
+            outcome: Fate::Silent,
+        };
+        match decision {
+            Ok(None) => {}
+            Ok(Some(decision)) => {
+                task.caution = decision.caution;
+                task.outcome = match set(spank, &decision.variables) {
+                    Ok(()) => Fate::Aligned(decision.plan),
+                    Err(why) => Fate::Left(why),
+                };
+            }
+            Err(why) => {
+                let why = set(spank, &launch::doubtful_variables()).err().unwrap_or(why);
+                task.outcome = Fate::Left(why);
+            }
+        }
+        self.say(&task);
+        let failed = self.step.policy.strict && matches!(task.outcome, Fate::Left(_));
+        Some(if failed { Outcome::Refused } else { Outcome::Fine })
+    }
+
+    fn board(&self) -> Option<Board<'_>> {
+        let slots = self.board.as_deref()?;
+        Some(Board { slots, devices: &self.devices })
+    }
+
+    /// Publishes a task's fate; the last task of the node writes the report.
+    fn say(&self, task: &Task) {
+        let alone = std::slice::from_ref(task);
+        let print = self.step.policy.print;
+        if print == Print::Task {
+            let line = self.report(alone).task_line(task).unwrap_or_default();
+            write(TaskLog::of_stderr().ok().as_ref(), &line);
+        }
+        match self.board() {
+            Some(board) => {
+                board.finish(task);
+                if board.claim_report() {
+                    write(self.log.as_ref(), &self.text(&board.tasks()));
+                }
+            }
+            // More tasks than can share a page: each speaks for itself.
+            None => write(TaskLog::of_stderr().ok().as_ref(), &self.text(alone)),
+        }
+    }
+
+    /// A task that ended before it could speak must not keep the others' report
+    /// back. slurmstepd's fd 2 is still local task 0's stderr here.
+    fn ended(&self, local: u32) -> Option<()> {
+        let board = self.board()?;
+        board.ended(local as usize);
+        if board.claim_report() {
+            write(TaskLog::of_stderr().ok().as_ref(), &self.text(&board.tasks()));
+        }
+        Some(())
+    }
+
+    fn text(&self, tasks: &[Task]) -> String {
+        let report = self.report(tasks);
+        match self.step.policy.print {
+            Print::Node => report.block(),
+            Print::Task => report.notes(),
+            Print::Json => report.json(),
+            Print::Off => String::new(),
+        }
+    }
+
+    fn report<'a>(&'a self, tasks: &'a [Task]) -> Report<'a> {
+        static NO_CARDS: Inventory = Inventory::empty();
+        Report {
+            node: &self.step.node,
+            step: &self.step.name,
+            policy: &self.step.policy,
+            inventory: self.step.inventory.as_ref().unwrap_or(&NO_CARDS),
+            tasks,
+        }
+    }
+}
+
+/// The gres list, from the first gres.conf that can be read: where the site
+/// says, beside slurm.conf, where a configless slurmd keeps it, or the usual place.
+fn read_positions(site: &Site, node: &str, inventory: &Inventory) -> Option<Vec<Option<Device>>> {
+    let beside_slurm_conf = std::env::var_os("SLURM_CONF")
+        .and_then(|conf| Some(PathBuf::from(conf).parent()?.join("gres.conf")));
+    let usual = ["/run/slurm/conf/gres.conf", "/etc/slurm/gres.conf"].map(PathBuf::from);
+    let mut candidates = site.gres_conf.iter().chain(&beside_slurm_conf).chain(&usual);
+    let list =
+        candidates.find_map(|path| GresList::read(path, node, Path::new("/"), inventory).ok())?;
+    Some(list.devices())
+}
+
+fn set(spank: &Spank<'_>, variables: &[(&'static str, String)]) -> Result<(), String> {
+    for (name, value) in variables {
+        let c_name = CString::new(*name).map_err(|why| why.to_string())?;
+        spank
+            .setenv(&c_name, value)
+            .map_err(|why| format!("{name} could not be set ({why}); ask the admin"))?;
+    }
+    Ok(())
+}
+
+fn write(log: Option<&TaskLog>, text: &str) {
+    if let (Some(log), false) = (log, text.is_empty()) {
+        // Nowhere is left to say that the log itself cannot be written.
+        let _ = log.write_all(text);
+    }
+}

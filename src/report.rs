@@ -1,0 +1,517 @@
+//! What the user reads: the block in the job's log, a line a task, JSON lines.
+//!
+//! Invariant: bounded in size, one sentence a line, `gpu-align:` in front of
+//! every line that is not JSON.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write};
+
+use serde::Serialize;
+
+use crate::align::allotment::Caution;
+use crate::align::plan::{Layout, Plan};
+use crate::align::policy::{Order, Policy};
+use crate::device::{Device, Inventory};
+
+/// All that one node of a step may print.
+const MAX_BYTES: usize = 48 * 1024;
+
+/// What became of one task.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Aligned(Plan),
+    /// Rule 6: left as Slurm made it, and why.
+    Left(String),
+    /// It holds no devices, or ended before it could say.
+    Silent,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Task {
+    /// Rank in the step (SLURM_PROCID).
+    pub rank: u32,
+    /// Local rank on this node (SLURM_LOCALID).
+    pub local: u32,
+    pub outcome: Outcome,
+    pub caution: Option<Caution>,
+    /// The user's CUDA_DEVICE_ORDER, if it was another one.
+    pub replaced_order: Option<String>,
+}
+
+/// The tasks of a step on one node.
+pub struct Report<'a> {
+    pub node: &'a str,
+    /// As Slurm writes it: `12.0`, `12.batch`.
+    pub step: &'a str,
+    pub policy: &'a Policy,
+    pub inventory: &'a Inventory,
+    /// In order of local rank.
+    pub tasks: &'a [Task],
+}
+
+impl fmt::Display for Caution {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(match self {
+            Caution::NotInPciOrder => {
+                "unverified: this node does not constrain devices and its gres.conf is not in PCI \
+                 order, so Slurm's numbers are read as jobs without gpu-align read them"
+            }
+            Caution::UnknownGresList => {
+                "unverified: this node's gres list is not known, so Slurm's numbers are read as \
+                 places in PCI order"
+            }
+        })
+    }
+}
+
+impl Report<'_> {
+    /// The block for `print=node`, empty if there is nothing to say.
+    pub fn block(&self) -> String {
+        let mut text = String::new();
+        if let Some(header) = self.header() {
+            let mut rows = Vec::new();
+            for task in self.tasks {
+                self.rows(task, &mut rows);
+            }
+            self.unowned_rows(&mut rows);
+            push_line(&mut text, &header);
+            text.push_str(&table(&rows));
+        }
+        self.push_notes(&mut text);
+        bounded(text)
+    }
+
+    /// The lines below the table: sharing, hints, cautions and doubts.
+    pub fn notes(&self) -> String {
+        let mut text = String::new();
+        self.push_notes(&mut text);
+        bounded(text)
+    }
+
+    /// `print=json`: one object a line, one line a task.
+    pub fn json(&self) -> String {
+        let lines = self.tasks.iter().filter_map(|task| self.json_line(task));
+        bounded(lines.fold(String::new(), |text, line| text + &line + "\n"))
+    }
+
+    /// `print=task`: where one task's own device is.
+    pub fn task_line(&self, task: &Task) -> Option<String> {
+        let Outcome::Aligned(plan) = &task.outcome else {
+            return None;
+        };
+        let own = plan.own_device();
+        let card = self.inventory.card(own);
+        Some(format!(
+            "gpu-align: {} step {} rank {} local {}: cuda:{} is card {} {} {} {} (mode {}, {} visible)\n",
+            self.node,
+            self.step,
+            task.rank,
+            task.local,
+            plan.own,
+            own.card,
+            card.pci,
+            self.name(own),
+            card.model,
+            plan.layout,
+            plan.visible.len(),
+        ))
+    }
+
+    fn plans(&self) -> impl Iterator<Item = (&Task, &Plan)> {
+        self.tasks.iter().filter_map(|task| match &task.outcome {
+            Outcome::Aligned(plan) => Some((task, plan)),
+            _ => None,
+        })
+    }
+
+    fn header(&self) -> Option<String> {
+        let (_, first) = self.plans().next()?;
+        let mut devices: Vec<Device> =
+            self.plans().flat_map(|(_, plan)| plan.visible.iter().copied()).collect();
+        devices.sort();
+        devices.dedup();
+        let kind = if devices.iter().all(|d| d.slice.is_none()) { "card" } else { "device" };
+        let order = match &self.policy.order {
+            Order::Map(_) => "map".to_owned(),
+            order => order.to_string(),
+        };
+        Some(format!(
+            "{} step {}: {}, {}, mode {}, order {order}, ids {}",
+            self.node,
+            self.step,
+            count(self.tasks.len(), "task"),
+            count(devices.len(), kind),
+            first.layout,
+            self.policy.ids,
+        ))
+    }
+
+    /// A task's own devices; under a binding all that it sees, which differs
+    /// from task to task.
+    fn rows(&self, task: &Task, rows: &mut Vec<Row>) {
+        let Outcome::Aligned(plan) = &task.outcome else {
+            return;
+        };
+        let shown = match plan.layout {
+            Layout::Bound => 0..plan.visible.len(),
+            _ => plan.own..plan.own + plan.own_count,
+        };
+        for cuda in shown {
+            let device = plan.visible[cuda];
+            rows.push(self.row(Some(task), cuda, device));
+        }
+    }
+
+    /// Where every task sees the same list, the devices that are nobody's own.
+    fn unowned_rows(&self, rows: &mut Vec<Row>) {
+        let mut plans = self.plans().map(|(_, plan)| plan);
+        let Some(first) = plans.next().filter(|plan| plan.layout == Layout::All) else {
+            return;
+        };
+        if plans.any(|plan| plan.visible != first.visible) {
+            return;
+        }
+        for (cuda, &device) in first.visible.iter().enumerate() {
+            if self.plans().all(|(_, plan)| plan.own_device() != device) {
+                rows.push(self.row(None, cuda, device));
+            }
+        }
+    }
+
+    fn row(&self, task: Option<&Task>, cuda: usize, device: Device) -> Row {
+        let number = |n: Option<u32>| n.map_or("-".into(), |n| n.to_string());
+        let card = self.inventory.card(device);
+        let model = match self.inventory.slice(device) {
+            Some(slice) => format!("{} MIG {}", card.model, slice.profile),
+            None => card.model.clone(),
+        };
+        Row([
+            number(task.map(|t| t.rank)),
+            number(task.map(|t| t.local)),
+            cuda.to_string(),
+            device.card.to_string(),
+            card.pci.to_string(),
+            number(card.numa),
+            self.name(device),
+            model,
+        ])
+    }
+
+    fn name(&self, device: Device) -> String {
+        self.inventory.uuid(device).map_or("-".into(), |uuid| uuid.to_string())
+    }
+
+    fn push_notes(&self, text: &mut String) {
+        let hints = [self.sharing(), self.hint()];
+        let cautions = self.tasks.iter().filter_map(|task| task.caution).map(|c| c.to_string());
+        let orders = self
+            .tasks
+            .iter()
+            .filter_map(|task| task.replaced_order.as_deref())
+            .map(|old| format!("CUDA_DEVICE_ORDER was {old} and is now PCI_BUS_ID"));
+        let mut said: Vec<String> = Vec::new();
+        for note in hints.into_iter().flatten().chain(cautions).chain(orders) {
+            if !said.contains(&note) {
+                push_line(text, &format!("  {note}"));
+                said.push(note);
+            }
+        }
+        for (why, locals) in self.left() {
+            let who = match locals.len() == self.tasks.len() {
+                true => String::new(),
+                false => format!(" in local rank {}", join(&locals)),
+            };
+            let place = format!("{} step {}", self.node, self.step);
+            push_line(
+                text,
+                &format!("{place}: CUDA_VISIBLE_DEVICES stays as Slurm made it{who}: {why}"),
+            );
+        }
+    }
+
+    /// The reasons for leaving tasks alone, each with its local ranks.
+    fn left(&self) -> BTreeMap<&str, Vec<u32>> {
+        let mut left: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
+        for task in self.tasks {
+            if let Outcome::Left(why) = &task.outcome {
+                left.entry(why).or_default().push(task.local);
+            }
+        }
+        left
+    }
+
+    /// Rule 5: two ranks on one card are never silent.
+    fn sharing(&self) -> Option<String> {
+        let mut tasks_of: BTreeMap<Device, usize> = BTreeMap::new();
+        for (_, plan) in self.plans() {
+            for &device in &plan.visible[plan.own..plan.own + plan.own_count] {
+                *tasks_of.entry(device).or_default() += 1;
+            }
+        }
+        let most = *tasks_of.values().max()?;
+        let least = *tasks_of.values().min()?;
+        let share = |n: usize| match least == most {
+            true => format!("{n} on each"),
+            false => format!("up to {n} on one"),
+        };
+        let tasks = self.plans().count();
+        (most > 1).then(|| {
+            format!(
+                "{} share {}: {}",
+                count(tasks, "task"),
+                count(tasks_of.len(), "card"),
+                share(most)
+            )
+        })
+    }
+
+    fn hint(&self) -> Option<String> {
+        let (_, plan) = self.plans().next()?;
+        let several = self.plans().count() > 1;
+        match plan.layout {
+            Layout::Rotate if several => {
+                Some("every task's own card is its cuda:0, not cuda:LOCAL_RANK".to_owned())
+            }
+            Layout::Bound if several && plan.visible.len() == 1 => Some(
+                "Slurm binds each task to its own card, which is its cuda:0; for cuda:LOCAL_RANK \
+                 or peer access ask with --gres=gpu:N and --gpu-align=all instead"
+                    .to_owned(),
+            ),
+            _ => None,
+        }
+    }
+
+    fn json_line(&self, task: &Task) -> Option<String> {
+        #[derive(Serialize)]
+        struct Seen<'a> {
+            cuda: usize,
+            card: usize,
+            minor: u32,
+            pci: String,
+            numa: Option<u32>,
+            uuid: String,
+            model: &'a str,
+        }
+        #[derive(Serialize)]
+        struct Line<'a> {
+            gpu_align: &'a str,
+            node: &'a str,
+            step: &'a str,
+            rank: u32,
+            local: u32,
+            mode: Option<String>,
+            /// The `cuda` index of the own device.
+            own: Option<usize>,
+            devices: Vec<Seen<'a>>,
+            left: Option<&'a str>,
+            caution: Option<String>,
+        }
+        let (plan, left) = match &task.outcome {
+            Outcome::Aligned(plan) => (Some(plan), None),
+            Outcome::Left(why) => (None, Some(why.as_str())),
+            Outcome::Silent => return None,
+        };
+        let seen = |(cuda, &device): (usize, &Device)| {
+            let card = self.inventory.card(device);
+            Seen {
+                cuda,
+                card: device.card,
+                minor: card.minor.0,
+                pci: card.pci.to_string(),
+                numa: card.numa,
+                uuid: self.name(device),
+                model: &card.model,
+            }
+        };
+        let line = Line {
+            gpu_align: env!("CARGO_PKG_VERSION"),
+            node: self.node,
+            step: self.step,
+            rank: task.rank,
+            local: task.local,
+            mode: plan.map(|plan| plan.layout.to_string()),
+            own: plan.map(|plan| plan.own),
+            devices: plan
+                .map(|p| p.visible.iter().enumerate().map(seen).collect())
+                .unwrap_or_default(),
+            left,
+            caution: task.caution.map(|c| c.to_string()),
+        };
+        serde_json::to_string(&line).ok()
+    }
+}
+
+/// rank, local, cuda, card, bus, numa, uuid, model.
+struct Row([String; 8]);
+
+impl Row {
+    fn head() -> Row {
+        Row(["rank", "local", "cuda", "card", "bus", "numa", "uuid", "model"].map(String::from))
+    }
+}
+
+fn table(rows: &[Row]) -> String {
+    let width = |column: usize, least: usize| {
+        rows.iter().map(|row| row.0[column].len()).max().unwrap_or(0).max(least)
+    };
+    let (bus, uuid) = (width(4, 12), width(6, 40));
+    let mut text = String::new();
+    for Row(cell) in std::iter::once(&Row::head()).chain(rows) {
+        let line = format!(
+            "{:>6} {:>5} {:>4} {:>4}  {:<bus$}  {:>4}  {:<uuid$}  {}",
+            cell[0], cell[1], cell[2], cell[3], cell[4], cell[5], cell[6], cell[7]
+        );
+        push_line(&mut text, &line);
+    }
+    text
+}
+
+fn push_line(text: &mut String, line: &str) {
+    // Writing to a String cannot fail.
+    let _ = writeln!(text, "gpu-align: {line}");
+}
+
+fn count(n: usize, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
+fn join(numbers: &[u32]) -> String {
+    numbers.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// Cuts a text at a line's end before [`MAX_BYTES`].
+fn bounded(mut text: String) -> String {
+    if text.len() > MAX_BYTES {
+        let end =
+            text.as_bytes()[..MAX_BYTES].iter().rposition(|&b| b == b'\n').map_or(0, |i| i + 1);
+        text.truncate(end);
+        push_line(&mut text, "the rest is left out, it is too long for a log");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::align::order::Ordered;
+    use crate::align::plan::{Turn, plan};
+    use crate::device::{Card, Minor};
+
+    /// INV8P of the field cases: eight cards with permuted minors.
+    fn inv8p() -> Inventory {
+        let card = |(rank, minor): (usize, u32)| Card {
+            pci: format!("0000:{:02x}:00.0", 0x20 * rank + 1).parse().unwrap(),
+            minor: Minor(minor),
+            uuid: format!("GPU-00000000-0008-4000-8000-00000000000{rank}").parse().ok(),
+            model: "NVIDIA A100-SXM4-80GB".into(),
+            numa: Some(rank as u32 / 2),
+            slices: Vec::new(),
+        };
+        Inventory::new([4, 5, 6, 7, 2, 3, 0, 1].into_iter().enumerate().map(card).collect())
+    }
+
+    fn aligned(layout: Layout, cards: &[usize], rank: usize, of: usize) -> Task {
+        let devices: Vec<Device> = cards.iter().copied().map(Device::whole).collect();
+        let ordered = Ordered { meant: devices.len(), devices };
+        task(rank, Outcome::Aligned(plan(layout, &ordered, Turn { rank, of })))
+    }
+
+    fn task(rank: usize, outcome: Outcome) -> Task {
+        let rank = rank as u32;
+        Task { rank, local: rank, outcome, caution: None, replaced_order: None }
+    }
+
+    fn said(words: &str, tasks: &[Task], what: impl Fn(&Report) -> String) -> String {
+        let words = words.parse().unwrap();
+        let report = Report {
+            node: "n1",
+            step: "12.0",
+            policy: &Policy::resolve([&words]),
+            inventory: &inv8p(),
+            tasks,
+        };
+        what(&report)
+    }
+
+    /// Compares with `tests/golden/<name>.snap`.
+    fn golden(name: &str, text: String) {
+        let mut settings = insta::Settings::clone_current();
+        settings.set_snapshot_path("../tests/golden");
+        settings.set_prepend_module_to_snapshot(false);
+        settings.set_omit_expression(true);
+        settings.bind(|| insta::assert_snapshot!(name, text));
+    }
+
+    #[test]
+    fn the_block_of_a_step_whose_tasks_see_all_cards() {
+        let tasks: Vec<Task> = (0..3).map(|r| aligned(Layout::All, &[0, 1, 5], r, 3)).collect();
+        golden("all", said("all", &tasks, |r| r.block()));
+    }
+
+    #[test]
+    fn a_lone_launcher_sees_cards_that_are_nobodys_own() {
+        golden("launcher", said("", &[aligned(Layout::All, &[0, 1, 5], 0, 1)], |r| r.block()));
+    }
+
+    #[test]
+    fn a_binding_lists_what_each_task_sees_and_hints_at_the_alternative() {
+        let tasks = [6, 1, 0].iter().enumerate().map(|(rank, card)| {
+            let mut task = aligned(Layout::Bound, &[*card], 0, 1);
+            (task.rank, task.local) = (rank as u32, rank as u32);
+            task
+        });
+        golden("bound", said("", &tasks.collect::<Vec<_>>(), |r| r.block()));
+    }
+
+    #[test]
+    fn rule_5_tasks_that_share_a_card_are_said_to() {
+        let even: Vec<Task> = (0..6).map(|r| aligned(Layout::Single, &[0, 1, 5], r, 6)).collect();
+        golden("sharing", said("single", &even, |r| r.block()));
+        let odd: Vec<Task> = (0..4).map(|r| aligned(Layout::Single, &[0, 1, 5], r, 4)).collect();
+        assert!(
+            said("single", &odd, |r| r.notes()).contains("4 tasks share 3 cards: up to 2 on one")
+        );
+    }
+
+    #[test]
+    fn fewer_tasks_than_cards_show_every_card_that_is_theirs() {
+        let tasks: Vec<Task> = (0..2).map(|r| aligned(Layout::Single, &[0, 1, 5], r, 2)).collect();
+        golden("blocks", said("single", &tasks, |r| r.block()));
+    }
+
+    #[test]
+    fn a_doubt_and_a_replaced_order_are_one_line_each() {
+        let why = "the NVIDIA driver is not loaded: /proc/driver/nvidia/gpus is missing; load it or ask the admin";
+        let mut tasks =
+            vec![task(0, Outcome::Left(why.into())), task(1, Outcome::Left(why.into()))];
+        golden("doubt", said("", &tasks, |r| r.block()));
+        tasks[1] = aligned(Layout::All, &[0, 1], 1, 2);
+        tasks[1].caution = Some(Caution::NotInPciOrder);
+        tasks[1].replaced_order = Some("FASTEST_FIRST".into());
+        golden("mixed", said("", &tasks, |r| r.block()));
+    }
+
+    #[test]
+    fn a_line_a_task_and_json_say_the_same() {
+        let tasks: Vec<Task> = (0..2).map(|r| aligned(Layout::Rotate, &[0, 5], r, 2)).collect();
+        golden("task", said("rotate", &tasks, |r| r.task_line(&r.tasks[1]).unwrap()));
+        golden("json", said("rotate", &tasks, |r| r.json()));
+        golden("rotate", said("rotate", &tasks, |r| r.block()));
+    }
+
+    #[test]
+    fn rule_8_tasks_without_cards_are_silent() {
+        let tasks = [task(0, Outcome::Silent), task(1, Outcome::Silent)];
+        for what in [|r: &Report| r.block(), |r: &Report| r.notes(), |r: &Report| r.json()] {
+            assert_eq!(said("all", &tasks, what), "");
+        }
+    }
+
+    #[test]
+    fn a_report_is_bounded() {
+        let tasks: Vec<Task> = (0..4096).map(|r| aligned(Layout::All, &[0, 1], r, 4096)).collect();
+        let text = said("all", &tasks, |r| r.block());
+        assert!(text.len() < MAX_BYTES + 100);
+        assert!(text.ends_with("gpu-align: the rest is left out, it is too long for a log\n"));
+    }
+}

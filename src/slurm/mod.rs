@@ -1,0 +1,9 @@
+//! What Slurm said: its variables, and its configuration read as Slurm reads it.
+
+mod autodetect;
+pub mod conf;
+pub mod gres_conf;
+pub mod gres_list;
+pub mod hostlist;
+pub mod plugstack;
+pub mod step;

@@ -1,0 +1,125 @@
+//! A step's and a task's variables, read with the distrust that they have
+//! earned: `SLURM_STEP_GPUS` is the same in every task of a bound step, is
+//! unset by `--gpu-bind=none`, and `SLURM_JOB_GPUS` in a step belongs to the
+//! batch host.
+
+/// Longer lists are not read; no node has as many cards.
+const MAX_LIST: usize = 1024;
+
+/// Step ids that Slurm reserves (slurm.h).
+const INTERACTIVE: u32 = 0xffff_fffa;
+const BATCH: u32 = 0xffff_fffb;
+const EXTERN: u32 = 0xffff_fffc;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Started by srun.
+    Normal,
+    Batch,
+    Interactive,
+    /// Holds adopted processes; runs no task.
+    Extern,
+}
+
+impl Kind {
+    pub fn of(step_id: u32) -> Kind {
+        match step_id {
+            BATCH => Kind::Batch,
+            INTERACTIVE => Kind::Interactive,
+            EXTERN => Kind::Extern,
+            _ => Kind::Normal,
+        }
+    }
+}
+
+/// `12.0`, `12.batch`: as Slurm's own tools write a step.
+pub fn name(job: u32, step_id: u32) -> String {
+    match Kind::of(step_id) {
+        Kind::Normal => format!("{job}.{step_id}"),
+        Kind::Batch => format!("{job}.batch"),
+        Kind::Interactive => format!("{job}.interactive"),
+        Kind::Extern => format!("{job}.extern"),
+    }
+}
+
+/// What the step was told, read before tasks are forked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Said {
+    /// The positions that the step holds on this node.
+    pub positions: Option<Vec<u32>>,
+    /// How many devices it holds, said apart from a list.
+    pub count: Option<usize>,
+}
+
+impl Said {
+    /// Reads the step-level variables through `env`.
+    ///
+    /// A batch or interactive step has `SLURM_JOB_GPUS`; in a normal step that
+    /// variable is inherited from the batch host and is not read.
+    pub fn read(kind: Kind, env: impl Fn(&str) -> Option<String>) -> Said {
+        let list = match kind {
+            Kind::Normal => env("SLURM_STEP_GPUS"),
+            Kind::Batch | Kind::Interactive => env("SLURM_JOB_GPUS"),
+            Kind::Extern => None,
+        };
+        Said {
+            positions: list.as_deref().and_then(numbers),
+            count: env("SLURM_GPUS_ON_NODE").and_then(|n| n.trim().parse().ok()),
+        }
+    }
+}
+
+/// The numbers that Slurm wrote for one task, if it binds tasks to devices.
+///
+/// `SLURMD_TRES_BIND` says so; it can be stale in an srun inside a step, which
+/// the allotment checks against the reach.
+pub fn task_numbers(env: impl Fn(&str) -> Option<String>) -> Option<Vec<u32>> {
+    let binding = env("SLURMD_TRES_BIND")?;
+    let binds = binding.contains("gpu") && !binding.contains("gpu:none");
+    if !binds {
+        return None;
+    }
+    env("CUDA_VISIBLE_DEVICES").as_deref().and_then(numbers)
+}
+
+/// A list of decimals separated by commas; `None` for anything else.
+fn numbers(list: &str) -> Option<Vec<u32>> {
+    let parsed: Vec<u32> =
+        list.split(',').take(MAX_LIST + 1).map(|n| n.trim().parse().ok()).collect::<Option<_>>()?;
+    (parsed.len() <= MAX_LIST).then_some(parsed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn env<'a>(pairs: &'a [(&str, &str)]) -> impl Fn(&str) -> Option<String> + use<'a> {
+        |name| pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| v.to_string())
+    }
+
+    #[test]
+    fn a_step_does_not_read_the_batch_hosts_list() {
+        let both = [("SLURM_JOB_GPUS", "0,1"), ("SLURM_STEP_GPUS", "2,3")];
+        assert_eq!(Said::read(Kind::Normal, env(&both)).positions, Some(vec![2, 3]));
+        assert_eq!(Said::read(Kind::Batch, env(&both)).positions, Some(vec![0, 1]));
+        assert_eq!(Said::read(Kind::Normal, env(&both[..1])).positions, None);
+    }
+
+    #[test]
+    fn what_is_no_list_of_numbers_is_no_list() {
+        for garbage in ["", "a", "0,,1", "-1", "0-3", "99999999999", "GPU-0"] {
+            assert_eq!(numbers(garbage), None, "{garbage}");
+        }
+        assert_eq!(numbers(&"1,".repeat(100_000)), None);
+    }
+
+    #[test]
+    fn a_task_is_bound_only_if_slurm_says_that_it_binds() {
+        let cuda = ("CUDA_VISIBLE_DEVICES", "1");
+        assert_eq!(task_numbers(env(&[cuda])), None);
+        let bound = [cuda, ("SLURMD_TRES_BIND", "gres/gpu:single:1")];
+        assert_eq!(task_numbers(env(&bound)), Some(vec![1]));
+        let none = [cuda, ("SLURMD_TRES_BIND", "gres/gpu:none")];
+        assert_eq!(task_numbers(env(&none)), None);
+    }
+}

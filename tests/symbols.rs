@@ -1,0 +1,110 @@
+//! What the plugin file shows to Slurm and what it asks of the program that loads it.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use object::elf::{DT_NEEDED, FileHeader64};
+use object::endian::Endianness;
+use object::read::elf::{Dyn, ElfFile, FileHeader};
+use object::{Object, ObjectSymbol};
+
+/// All that leaves the file. A new hook is added here on purpose or not at all.
+const EXPORTS: &[&str] = &[
+    "plugin_name",
+    "plugin_type",
+    "plugin_version",
+    "slurm_spank_exit",
+    "slurm_spank_init",
+    "slurm_spank_init_failure_mode",
+    "slurm_spank_init_post_opt",
+    "slurm_spank_task_exit",
+    "slurm_spank_task_init",
+    "slurm_spank_task_post_fork",
+    "slurm_spank_user_init",
+];
+
+const SIZE_LIMIT: u64 = 1 << 20;
+
+/// The plugin file that was built along with this test.
+fn plugin_file() -> PathBuf {
+    let test = std::env::current_exe().expect("this test's own path");
+    test.with_file_name("libgpu_align.so")
+}
+
+fn dynamic_symbols(file: &Path, defined: bool) -> BTreeSet<String> {
+    let bytes = fs::read(file).unwrap_or_else(|why| panic!("{}: {why}", file.display()));
+    let elf = object::File::parse(&*bytes).expect("an ELF file");
+    elf.dynamic_symbols()
+        .filter(|symbol| symbol.is_undefined() != defined)
+        .filter_map(|symbol| Some(symbol.name().ok()?.to_owned()))
+        .filter(|name| !name.is_empty())
+        .collect()
+}
+
+#[test]
+fn exactly_the_allowed_symbols_are_exported() {
+    let exported = dynamic_symbols(&plugin_file(), true);
+    let allowed: BTreeSet<String> = EXPORTS.iter().map(|&name| name.to_owned()).collect();
+    assert_eq!(exported, allowed);
+    assert!(!exported.contains("init") && !exported.contains("fini"));
+}
+
+#[test]
+fn no_function_of_slurm_is_needed_to_load() {
+    let needed = dynamic_symbols(&plugin_file(), false);
+    assert!(needed.contains("dlsym"), "the reader sees nothing: {needed:?}");
+    let slurms: Vec<_> = needed
+        .iter()
+        .filter(|name| name.starts_with("spank_") || name.starts_with("slurm_"))
+        .collect();
+    assert!(slurms.is_empty(), "{slurms:?}");
+}
+
+#[test]
+fn no_library_but_the_c_runtime_is_needed() {
+    let libraries = needed_libraries(&plugin_file());
+    assert!(
+        libraries.iter().any(|name| name.starts_with("libc.so")),
+        "the reader sees nothing: {libraries:?}"
+    );
+    for name in libraries {
+        assert!(
+            ["libc.so", "libgcc_s.so", "libdl.so", "libpthread.so", "libm.so", "ld-linux"]
+                .iter()
+                .any(|known| name.starts_with(known)),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn the_release_file_is_small() {
+    let release = plugin_file()
+        .ancestors()
+        .nth(3)
+        .expect("the target folder")
+        .join("release/libgpu_align.so");
+    // Built by `make`, not by `cargo test`.
+    if let Ok(file) = fs::metadata(&release) {
+        assert!(file.len() < SIZE_LIMIT, "{} bytes", file.len());
+    }
+}
+
+fn needed_libraries(file: &Path) -> Vec<String> {
+    let bytes = fs::read(file).expect("the plugin file");
+    let elf = ElfFile::<FileHeader64<Endianness>>::parse(&*bytes).expect("a 64-bit ELF file");
+    let endian = elf.endian();
+    let sections = elf.elf_header().sections(endian, &*bytes).expect("sections");
+    let (entries, strings) = sections
+        .dynamic(endian, &*bytes)
+        .expect("a readable dynamic section")
+        .expect("a dynamic section");
+    let strings = sections.strings(endian, &*bytes, strings).expect("strings");
+    entries
+        .iter()
+        .filter(|entry| entry.tag32(endian) == Some(DT_NEEDED))
+        .map(|entry| entry.string(endian, strings).expect("a name"))
+        .map(|name| String::from_utf8_lossy(name).into_owned())
+        .collect()
+}
