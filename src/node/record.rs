@@ -215,7 +215,7 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
 fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name().and_then(|n| n.to_str()))
     else {
-        return Err(io::ErrorKind::InvalidFilename.into());
+        return Err(io::ErrorKind::InvalidInput.into());
     };
     DirBuilder::new().recursive(true).mode(0o755).create(parent)?;
     let folder = File::open(parent)?;
