@@ -1,13 +1,18 @@
 //! `gpu-align`: the program beside the plugin. It takes stock of a node through
-//! NVML, serves Prolog, Epilog and TaskProlog, and checks a node's setup.
+//! NVML, serves Prolog, Epilog and TaskProlog, checks a node's setup, and
+//! answers users inside a job.
 
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod ask;
+mod inside;
 mod inventory;
+mod show;
 
-/// Takes stock of a node's NVIDIA cards for the gpu-align plugin, and checks its setup
+/// Says which NVIDIA card is whose: in a job, on a node, for the gpu-align plugin
 #[derive(Parser)]
 #[command(version, propagate_version = true, arg_required_else_help = true)]
 struct Arguments {
@@ -17,7 +22,10 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    Show(show::Show),
     Inventory(inventory::Inventory),
+    #[command(hide = true)]
+    Ask(ask::Ask),
 }
 
 fn main() -> ExitCode {
@@ -36,6 +44,14 @@ const COULD_NOT_LOOK: u8 = 2;
 
 fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     match arguments.command {
+        Command::Show(command) => command.run(),
         Command::Inventory(command) => command.run(),
+        Command::Ask(command) => command.run(),
     }
+}
+
+/// Writes to standard output. A reader that has seen enough closes the pipe: no
+/// reason to complain.
+fn print(text: &str) {
+    let _ = io::stdout().write_all(text.as_bytes());
 }
