@@ -2,8 +2,10 @@
 //! NVML, serves Prolog, Epilog and TaskProlog, checks a node's setup, and
 //! answers users inside a job.
 
+use std::ffi::OsString;
 use std::io::{self, Write};
-use std::process::ExitCode;
+use std::os::unix::process::CommandExt;
+use std::process::{self, ExitCode};
 
 use clap::{Parser, Subcommand};
 
@@ -11,6 +13,7 @@ mod ask;
 mod inside;
 mod inventory;
 mod show;
+mod verify;
 
 /// Says which NVIDIA card is whose: in a job, on a node, for the gpu-align plugin
 #[derive(Parser)]
@@ -23,6 +26,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     Show(show::Show),
+    Verify(verify::Verify),
     Inventory(inventory::Inventory),
     #[command(hide = true)]
     Ask(ask::Ask),
@@ -45,6 +49,7 @@ const COULD_NOT_LOOK: u8 = 2;
 fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     match arguments.command {
         Command::Show(command) => command.run(),
+        Command::Verify(command) => command.run(),
         Command::Inventory(command) => command.run(),
         Command::Ask(command) => command.run(),
     }
@@ -54,4 +59,13 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
 /// reason to complain.
 fn print(text: &str) {
     let _ = io::stdout().write_all(text.as_bytes());
+}
+
+/// Becomes a command, with these variables set; comes back only if it cannot be started.
+fn become_command(command: &[OsString], variables: &[(&str, String)]) -> ExitCode {
+    let (program, arguments) = command.split_first().expect("clap asks for a command");
+    let variables = variables.iter().map(|(name, value)| (name, value));
+    let why = process::Command::new(program).args(arguments).envs(variables).exec();
+    eprintln!("gpu-align: {} cannot be started ({why}); check its path", program.to_string_lossy());
+    ExitCode::from(if why.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
 }

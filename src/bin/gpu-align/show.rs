@@ -224,8 +224,9 @@ impl View {
 
     /// What all rows have in common is said once, above the table.
     fn common<'a>(&'a self, what: impl Fn(&'a Row) -> Option<String>) -> Option<String> {
-        let first = what(self.devices.first()?)?;
-        self.devices.iter().all(|row| what(row).as_ref() == Some(&first)).then_some(first)
+        let mut all = self.devices.iter().filter_map(what);
+        let first = all.next()?;
+        all.all(|other| other == first).then_some(first)
     }
 
     fn headline(&self) -> String {

@@ -3,6 +3,7 @@
 pub mod driver_api;
 pub mod env;
 pub mod gather;
+pub mod hands;
 pub mod scene;
 pub mod screen;
 pub mod usage;
