@@ -10,8 +10,10 @@ use std::process::{self, ExitCode};
 use clap::{Parser, Subcommand};
 
 mod ask;
+mod exec;
 mod inside;
 mod inventory;
+mod pick;
 mod show;
 mod verify;
 
@@ -27,6 +29,8 @@ struct Arguments {
 enum Command {
     Show(show::Show),
     Verify(verify::Verify),
+    Pick(pick::Pick),
+    Exec(exec::Exec),
     Inventory(inventory::Inventory),
     #[command(hide = true)]
     Ask(ask::Ask),
@@ -50,6 +54,8 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     match arguments.command {
         Command::Show(command) => command.run(),
         Command::Verify(command) => command.run(),
+        Command::Pick(command) => command.run(),
+        Command::Exec(command) => command.run(),
         Command::Inventory(command) => command.run(),
         Command::Ask(command) => command.run(),
     }

@@ -10,7 +10,7 @@ use gpu_align::reach::{may_open, reach};
 use gpu_align::slurm::gres_list::GresList;
 
 use super::env::Env;
-use super::scene::{Scene, VISIBLE, cpu_list, near};
+use super::scene::{ORDER, PCI_ORDER, Scene, VISIBLE, cpu_list, near};
 use crate::ask;
 
 const HELPER_PATIENCE: Duration = Duration::from_secs(10);
@@ -18,6 +18,37 @@ const HELPER_PATIENCE: Duration = Duration::from_secs(10);
 /// This process's scene under an environment: its own, or that of another
 /// process whose place in the cgroup tree it is taken to share.
 pub fn scene(env: Env) -> Scene {
+    let mut scene = without_cuda(env);
+    ask_cuda(&mut scene);
+    scene
+}
+
+/// The same without asking CUDA unless it must be: where an index counts the
+/// fastest card first and only CUDA knows which that is.
+pub fn quick_scene(env: Env) -> Scene {
+    let mut scene = without_cuda(env);
+    let list = scene.env.get(VISIBLE).unwrap_or_default();
+    let by_index = !list.is_empty() && !list.starts_with("GPU-") && !list.starts_with("MIG-");
+    let models = scene.reach.iter().map(|device| &scene.cards().card(*device).model);
+    let mut models: Vec<&String> = models.collect();
+    models.dedup();
+    let unknown = scene.reach.iter().any(|device| scene.cards().uuid(*device).is_none());
+    let by_speed = by_index && models.len() > 1 && scene.env.get(ORDER) != Some(PCI_ORDER);
+    if by_speed || unknown {
+        ask_cuda(&mut scene);
+    }
+    scene
+}
+
+fn ask_cuda(scene: &mut Scene) {
+    scene.cuda = ask::cuda(&scene.env.0);
+    scene.unfiltered = match scene.env.get(VISIBLE) {
+        Some(_) => ask::cuda(&scene.env.without(&[VISIBLE]).0),
+        None => scene.cuda.clone(),
+    };
+}
+
+fn without_cuda(env: Env) -> Scene {
     let root = Path::new("/");
     let sources = Sources {
         record: record::PATH.into(),
@@ -26,11 +57,6 @@ pub fn scene(env: Env) -> Scene {
     };
     let gathered = gather::gather(root, &sources, true);
     let inventory = gathered.inventory;
-    let cuda = ask::cuda(&env.0);
-    let unfiltered = match env.get(VISIBLE) {
-        Some(_) => ask::cuda(&env.without(&[VISIBLE]).0),
-        None => cuda.clone(),
-    };
     let cpus = own_cpus();
     let known = inventory.as_ref().ok();
     Scene {
@@ -40,8 +66,8 @@ pub fn scene(env: Env) -> Scene {
         cpus: cpu_list(&cpus),
         gap: gathered.gap,
         inventory,
-        cuda,
-        unfiltered,
+        cuda: Err("CUDA was not asked".into()),
+        unfiltered: Err("CUDA was not asked".into()),
         env,
     }
 }

@@ -153,7 +153,7 @@ impl Scene {
     /// says, else whole cards in PCI order and slices after them.
     fn numbered(&self) -> Vec<usize> {
         let place = |device: Device| self.reach.iter().position(|&d| d == device);
-        if let Some(answer) = self.unfiltered.as_ref().ok().filter(|answer| answer.is_answer()) {
+        if let Some(answer) = self.unfiltered.as_ref().ok().filter(|answer| answer.error.is_none()) {
             return answer.devices.iter().filter_map(|d| place(self.device_of(d)?)).collect();
         }
         let (slices, whole): (Vec<_>, Vec<_>) =

@@ -57,16 +57,17 @@ impl Screen {
         let mut out = String::new();
         let mut line = format!("{first:indent$}");
         let mut empty = true;
-        for word in text.split(' ') {
-            if !empty && line.chars().count() + 1 + word.chars().count() > self.width {
+        for (blank, part) in text.split(' ').flat_map(|word| parts(word, self.width - indent)) {
+            let gap = usize::from(blank && !empty);
+            if !empty && line.chars().count() + gap + part.chars().count() > self.width {
                 let _ = writeln!(out, "{}", line.trim_end());
                 line = " ".repeat(indent);
                 empty = true;
             }
-            if !empty {
+            if blank && !empty {
                 line.push(' ');
             }
-            line.push_str(word);
+            line.push_str(part);
             empty = false;
         }
         let _ = writeln!(out, "{}", line.trim_end());
@@ -118,6 +119,15 @@ impl Screen {
         }
         out
     }
+}
+
+/// A word, and whether a blank goes before it; a list too long for a line in
+/// parts that end with its commas.
+fn parts(word: &str, room: usize) -> Vec<(bool, &str)> {
+    if word.chars().count() <= room {
+        return vec![(true, word)];
+    }
+    word.split_inclusive(',').enumerate().map(|(i, part)| (i == 0, part)).collect()
 }
 
 /// A column's name, and whether its cells are numbers.
@@ -172,5 +182,7 @@ mod tests {
     fn sentences_wrap_between_words() {
         let text = screen(40).sentence("ok", 6, "one two three four five six seven eight nine ten");
         assert_eq!(text, "ok    one two three four five six seven\n      eight nine ten\n");
+        let list = screen(40).sentence("", 0, &["GPU-0"; 9].join(","));
+        assert_eq!(list, "GPU-0,GPU-0,GPU-0,GPU-0,GPU-0,GPU-0,\nGPU-0,GPU-0,GPU-0\n");
     }
 }
