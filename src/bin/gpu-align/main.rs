@@ -10,6 +10,7 @@ use std::process::{self, ExitCode};
 use clap::{Parser, Subcommand};
 
 mod ask;
+mod doctor;
 mod exec;
 mod inside;
 mod inventory;
@@ -29,6 +30,7 @@ struct Arguments {
 enum Command {
     Show(show::Show),
     Verify(verify::Verify),
+    Doctor(doctor::Doctor),
     Pick(pick::Pick),
     Exec(exec::Exec),
     Inventory(inventory::Inventory),
@@ -54,6 +56,7 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     match arguments.command {
         Command::Show(command) => command.run(),
         Command::Verify(command) => command.run(),
+        Command::Doctor(command) => command.run(),
         Command::Pick(command) => command.run(),
         Command::Exec(command) => command.run(),
         Command::Inventory(command) => command.run(),
