@@ -46,8 +46,10 @@ def traces(launcher):
     return mounts + files + list(Path("/sys/fs/cgroup").glob(f"*/gpu-align-cluster-{launcher}"))
 
 
-def children(pid):
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+def keeper_of(process):
+    """The first process of the cluster's namespace, among the launcher's children."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return next(int(pid) for pid in children if os.readlink(f"/proc/{pid}/ns/pid") != os.readlink("/proc/self/ns/pid"))
 
 
 def processes_in(namespace):
@@ -185,7 +187,7 @@ class End(unittest.TestCase):
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
         self.assertEqual(process.stdout.readline(), "1\n")
-        return process, os.readlink(f"/proc/{children(process.pid)[0]}/ns/pid")
+        return process, os.readlink(f"/proc/{keeper_of(process)}/ns/pid")
 
     def assert_gone(self, process, namespace, patience=5.0):
         deadline = time.monotonic() + patience
@@ -208,8 +210,15 @@ class End(unittest.TestCase):
 
     def test_of_a_killed_first_process_leaves_nothing(self):
         process, namespace = self.running("--slurm", "24.11")
-        os.kill(int(children(process.pid)[0]), signal.SIGKILL)
+        os.kill(keeper_of(process), signal.SIGKILL)
         self.assertEqual(process.wait(10), 128 + signal.SIGKILL)
+        self.assert_gone(process, namespace)
+
+    def test_of_both_at_once_leaves_nothing(self):
+        process, namespace = self.running()
+        keeper = keeper_of(process)
+        os.kill(process.pid, signal.SIGKILL)
+        os.kill(keeper, signal.SIGKILL)
         self.assert_gone(process, namespace)
 
     def test_of_a_daemon_is_reported(self):
