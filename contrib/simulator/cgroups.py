@@ -10,15 +10,14 @@ from pathlib import Path
 
 from . import Problem, kernel
 
+ROOT = Path("/sys/fs/cgroup")
+
 
 class Cgroups:
     """Made by the launcher, before the namespace: `remove` needs the machine's own view of the tree."""
 
     def __init__(self, name):
-        mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
-        points = [Path(point) for _, point, kind, flags, *_ in mounts if kind == "cgroup" and "name=" not in flags]
-        if not any("devices" in point.name.split(",") for point in points):
-            raise Problem("this machine has no cgroup v1 hierarchy for devices under /sys/fs/cgroup: mount one.")
+        points = _hierarchies() or _mounted_hierarchies()
         self.folders = {point: point / name for point in points}
 
     conf = "CgroupPlugin=cgroup/v1\n"
@@ -40,6 +39,28 @@ class Cgroups:
         for folder in self.folders.values():
             for path, _, _ in os.walk(folder, topdown=False):
                 _remove_when_empty(path)
+
+
+def _hierarchies():
+    """The mount points of the machine's cgroup v1 controllers; none where it has cgroup v2 only."""
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    points = [Path(point) for _, point, kind, flags, *_ in mounts if kind == "cgroup" and "name=" not in flags]
+    return points if any("devices" in point.name.split(",") for point in points) else []
+
+
+def _mounted_hierarchies():
+    """On a machine with cgroup v2: the two v1 controllers that v2 never takes, seen only by this process's children."""
+    try:
+        kernel.unshare(kernel.CLONE_NEWNS)
+        kernel.make_private()
+        kernel.mount("tmpfs", ROOT, "mode=755")
+        for controller in ("devices", "freezer"):
+            (ROOT / controller).mkdir()
+            kernel.mount("cgroup", ROOT / controller, controller)
+    except OSError as error:
+        raise Problem(f"a cgroup v1 hierarchy is needed and cannot be had here ({error}): run it on a machine or a "
+                      "virtual machine rather than in a container.") from None
+    return [ROOT / "devices", ROOT / "freezer"]
 
 
 def _remove_when_empty(path, patience=5.0):
