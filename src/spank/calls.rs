@@ -172,7 +172,7 @@ mod tests {
         for _ in 0..2 {
             let getpid = call.get().expect("libc has getpid");
             // SAFETY: getpid has no preconditions.
-            assert_eq!(unsafe { getpid() }.cast_unsigned(), std::process::id());
+            assert_eq!(u32::try_from(unsafe { getpid() }), Ok(std::process::id()));
         }
     }
 }

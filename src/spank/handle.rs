@@ -11,7 +11,7 @@ use super::bindings::{
     self, S_JOB_ID, S_JOB_LOCAL_TASK_COUNT, S_JOB_NODEID, S_JOB_STEPID, S_JOB_UID,
     S_TASK_GLOBAL_ID, S_TASK_ID, S_TASK_PID, spank_item_t, spank_t,
 };
-use super::calls::{self, Call, SpankError, answer};
+use super::calls::{self, SpankError, answer};
 use super::option::SpankOption;
 
 /// The longest value of a variable that is read, in bytes. 100,000 device numbers do not fit, and
@@ -215,23 +215,23 @@ pub(super) unsafe fn arguments(count: c_int, texts: *const *mut c_char) -> Vec<S
 /// Says something, line by line, without "error: " in front: in srun, sbatch and salloc on the
 /// terminal, in `user_init` and `task_init` in the task's own stderr.
 pub fn log(text: &str) {
-    say(&calls::SPANK_LOG, text);
+    say(calls::SPANK_LOG.get().or_else(|_| calls::INFO.get()), text);
 }
 
 /// The same with Slurm's "error: " in front.
 pub fn error(text: &str) {
-    say(&calls::ERROR, text);
+    say(calls::ERROR.get().or_else(|_| calls::INFO.get()), text);
 }
 
 /// For slurmd's log at debug level; never for the user.
 pub fn debug(text: &str) {
-    say(&calls::DEBUG, text);
+    say(calls::DEBUG.get(), text);
 }
 
 type Say = unsafe extern "C" fn(*const c_char, ...);
 
-fn say(call: &Call<Say>, text: &str) {
-    let Ok(say) = call.get().or_else(|_| calls::INFO.get()) else {
+fn say(call: Result<Say, SpankError>, text: &str) {
+    let Ok(say) = call else {
         return;
     };
     for line in text.lines() {

@@ -69,7 +69,7 @@ fn wishes() -> Result<Wishes, String> {
             _ => {
                 return Err(format!(
                     "{} is not --full-env, --out FILE or --sleep SECONDS",
-                    word.display()
+                    word.to_string_lossy()
                 ));
             }
         }

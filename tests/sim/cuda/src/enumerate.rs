@@ -29,17 +29,23 @@ pub struct Entry {
 ///
 /// # Errors
 ///
-/// [`CudaError::NoDevice`] when nothing is left, and
-/// [`CudaError::InvalidDevice`] when CUDA_VISIBLE_DEVICES names a device twice:
-/// the driver then gives none at all.
+/// [`CudaError::NoDevice`] when nothing is left; [`CudaError::InvalidDevice`]
+/// when CUDA_VISIBLE_DEVICES names a device twice or CUDA_DEVICE_ORDER is set to
+/// anything but the two words it knows, the empty value included: the driver
+/// then gives no card at all.
 pub fn enumerate(
     node: &Node,
     openable: &dyn Fn(DeviceFile) -> bool,
     order: Option<&str>,
     visible: Option<&str>,
 ) -> Result<Vec<Entry>, CudaError> {
+    let fastest_first = match order {
+        None | Some("FASTEST_FIRST") => true,
+        Some("PCI_BUS_ID") => false,
+        Some(_) => return Err(CudaError::InvalidDevice),
+    };
     let rule = SliceRule::of(node);
-    let cards = Reachable::of(node, openable, order);
+    let cards = Reachable::of(node, openable, fastest_first);
     let numbered = numbered(&cards, rule);
     let chosen = match visible {
         None => numbered,
@@ -59,17 +65,16 @@ pub(crate) struct Reachable<'a> {
 }
 
 impl<'a> Reachable<'a> {
-    /// All of them in CUDA's order: PCI order when asked for by its exact
-    /// name, otherwise the fastest first, and by PCI among equals.
+    /// All of them in PCI order, or the fastest first and by PCI among equals.
     fn of(
         node: &'a Node,
         openable: &dyn Fn(DeviceFile) -> bool,
-        order: Option<&str>,
+        fastest_first: bool,
     ) -> Vec<Reachable<'a>> {
         let usable = |card: &&Card| !card.lost && card.reachable(openable);
         let mut cards: Vec<&Card> = node.cards.iter().filter(usable).collect();
         cards.sort_by_key(|card| card.pci);
-        if order != Some("PCI_BUS_ID") {
+        if fastest_first {
             cards.sort_by(|a, b| b.speed.total_cmp(&a.speed));
         }
         let with_slices = |card: &'a Card| {

@@ -1,8 +1,9 @@
 //! The C functions of the driver API, as far as enumeration goes.
 //!
-//! The environment and the device files are read once, in the first `cuInit`:
-//! what changes later changes nothing, as with the driver. Out pointers are
-//! taken as nullable references, so that almost nothing here is unsafe.
+//! The environment and the device files are read in the first `cuInit` that
+//! succeeds: what changes later changes nothing, while a failed `cuInit` looks
+//! again when called again (both seen with the driver). Out pointers are taken
+//! as nullable references, so that almost nothing here is unsafe.
 
 use std::env;
 use std::ffi::{CStr, c_char, c_int, c_uint};
@@ -18,16 +19,9 @@ use crate::error::CudaError;
 /// Where a caller wants a result; null is an invalid argument.
 type Out<'a, T> = Option<&'a mut MaybeUninit<T>>;
 
-/// `CUDA_VERSION` of the driver, where the node file names none: 12.9.
-const CUDA_VERSION: c_int = 12_090;
+static DEVICES: OnceLock<Vec<Entry>> = OnceLock::new();
 
-struct Started {
-    devices: Vec<Entry>,
-}
-
-static STARTED: OnceLock<Result<Started, CudaError>> = OnceLock::new();
-
-fn start() -> Result<Started, CudaError> {
+fn look() -> Result<Vec<Entry>, CudaError> {
     let node = Node::here().map_err(|error| match error {
         // No driver: the real library says that there is no device.
         NodeError::Read { .. } => CudaError::NoDevice,
@@ -37,20 +31,16 @@ fn start() -> Result<Started, CudaError> {
         }
     })?;
     let text = |name| env::var_os(name).map(|value| value.to_string_lossy().into_owned());
-    let devices = enumerate(
+    enumerate(
         &node,
         &openable,
         text("CUDA_DEVICE_ORDER").as_deref(),
         text("CUDA_VISIBLE_DEVICES").as_deref(),
-    )?;
-    Ok(Started { devices })
+    )
 }
 
 fn devices() -> Result<&'static [Entry], CudaError> {
-    match STARTED.get() {
-        Some(Ok(started)) => Ok(&started.devices),
-        _ => Err(CudaError::NotInitialized),
-    }
+    DEVICES.get().map(Vec::as_slice).ok_or(CudaError::NotInitialized)
 }
 
 fn device(ordinal: c_int) -> Result<&'static Entry, CudaError> {
@@ -91,14 +81,19 @@ extern "C" fn cuInit(flags: c_uint) -> c_int {
     if flags != 0 {
         return CudaError::InvalidValue.code();
     }
-    let started = STARTED.get_or_init(start);
-    started.as_ref().map_or_else(|error| error.code(), |_| 0)
+    if DEVICES.get().is_some() {
+        return 0;
+    }
+    code(look().map(|devices| {
+        // Two threads may have looked at once; the first one's list stays.
+        DEVICES.get_or_init(|| devices);
+    }))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuDriverGetVersion(version: Out<c_int>) -> c_int {
-    let offered = Node::here().ok().and_then(|node| node.cuda);
-    code(put(version, offered.unwrap_or(CUDA_VERSION)))
+    let node = Node::here().unwrap_or_default();
+    code(put(version, node.cuda_version()))
 }
 
 #[unsafe(no_mangle)]

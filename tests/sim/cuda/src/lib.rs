@@ -4,8 +4,8 @@
 //! opens. This library is CUDA's side of that promise on machines without a
 //! GPU: it answers from the simulated node ([`sim_node::Node`]) and follows the
 //! driver in who may open what, in which order, and in how it reads
-//! CUDA_VISIBLE_DEVICES. [`enumerate`] holds those rules, pure, for tests that
-//! want the driver's reading of a value; [`exports`] dresses them as the C
+//! CUDA_VISIBLE_DEVICES. [`enumerate()`] holds those rules, pure, for tests that
+//! want the driver's reading of a value; `exports` dresses them as the C
 //! functions that programs look for.
 //!
 //! The simulated cards enumerate; they do not compute.

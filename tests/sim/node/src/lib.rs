@@ -32,7 +32,8 @@ pub struct Node {
     /// The driver's version, like `580.159.03`; decides how CUDA enumerates slices.
     #[serde(default)]
     pub driver: String,
-    /// The CUDA version that the driver offers, as CUDA counts: 12090 is 12.9.
+    /// The CUDA version that the driver offers, as CUDA counts: 12090 is 12.9,
+    /// which it is where the file says nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cuda: Option<i32>,
     pub cards: Vec<Card>,
@@ -49,6 +50,7 @@ pub struct Card {
     pub minor: u32,
     /// `GPU-` and the whole identifier.
     pub uuid: String,
+    /// NVML's and CUDA's name for the card.
     #[serde(default)]
     pub model: String,
     /// -1 where the kernel knows none.
@@ -187,6 +189,10 @@ impl Node {
         let digits = self.driver.split('.').next().unwrap_or_default();
         digits.parse().unwrap_or(0)
     }
+
+    pub fn cuda_version(&self) -> i32 {
+        self.cuda.unwrap_or(12_090)
+    }
 }
 
 impl Card {
@@ -246,6 +252,17 @@ mod tests {
         assert!(!card.mig_on());
         assert_eq!(card.memory, 80 << 30);
         assert_eq!(node.nvml, NvmlTrouble::default());
+    }
+
+    #[test]
+    fn every_node_of_the_cluster_tests_is_one() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../nodes");
+        let entries: Vec<_> = fs::read_dir(folder).unwrap().collect();
+        assert!(!entries.is_empty());
+        for entry in entries {
+            let node = Node::read(&entry.unwrap().path()).unwrap();
+            assert!(node.cards.iter().all(|card| octets(&card.uuid).is_some()));
+        }
     }
 
     #[test]
