@@ -12,7 +12,7 @@ import sys
 import time
 
 from . import Problem, cgroups, config, kernel, options, space, suite
-from .node import Node
+from .node import Machine, Node
 from .services import Services
 
 FAILED = 125
@@ -26,7 +26,8 @@ def main(arguments):
         if os.geteuid() != 0:
             raise Problem("namespaces, device nodes and Slurm's daemons need root: run it as root or under sudo.")
         chosen = options.parse(arguments)
-        return _launch(chosen, Node(chosen.node), suite.prepare(chosen.slurm, chosen.cache))
+        node = Machine() if chosen.real else Node(chosen.node)
+        return _launch(chosen, node, suite.prepare(chosen.slurm, chosen.cache))
     except Problem as problem:
         return _say(problem)
     except KeyboardInterrupt:

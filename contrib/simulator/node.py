@@ -1,6 +1,7 @@
-"""The simulated node: from its file to the /dev, /proc/driver and /sys that drivers, Slurm and CUDA programs read."""
+"""The node. A simulated one: from its file to the /dev, /proc/driver and /sys that drivers, Slurm and CUDA programs read."""
 import json
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -30,6 +31,8 @@ UNKNOWN_UUID = "GPU-????????-????-????-????-????????????"  # what the driver sho
 
 class Node:
     """A node file, read and checked. `text` is the file as it is, for the stand-ins."""
+
+    real = False
 
     def __init__(self, path):
         self.text = path.read_text()
@@ -119,6 +122,24 @@ class Node:
                 _make_device(f"/dev/nvidia-caps/nvidia-cap{minor}", CAPABILITY_MAJOR, minor)
         for link, target in self.links.items():
             os.symlink(target, link)
+
+
+class Machine:
+    """The machine as it is, with the cards that its driver and its /dev have. Slurm is told of enough CPUs for tests."""
+
+    real = True
+    sockets, cores_per_socket = 1, max(os.cpu_count(), 8)
+    cpus = sockets * cores_per_socket
+
+    def __init__(self):
+        informations = [path.read_text() for path in Path("/proc/driver/nvidia/gpus").glob("*/information")]
+        minors = {int(re.search(r"Device Minor:\s*(\d+)", text).group(1)) for text in informations}
+        self.cards = self.minors = sorted(minor for minor in minors if os.path.exists(f"/dev/nvidia{minor}"))
+        if not self.minors:
+            raise Problem("this machine has no NVIDIA card with a loaded driver: leave --real out to simulate some.")
+
+    def install(self):
+        """Nothing stands in the place of anything."""
 
 
 def _capabilities(card):

@@ -18,7 +18,8 @@ def build(node, tree, root):
     node.install()
     if root:
         _enter_root(root)
-    _install_stand_ins()
+    if not node.real:
+        _install_stand_ins()
 
 
 def _private_run():
