@@ -37,6 +37,9 @@ pub struct Facts<'a> {
     /// The numbers that Slurm wrote for this task, if it binds tasks: places
     /// within the step where devices are constrained, else positions.
     pub task: Option<&'a [u32]>,
+    /// The devices that Slurm named for this task by UUID instead, if it binds
+    /// tasks; `None` for a UUID that the node does not know.
+    pub named: Option<&'a Positions>,
     pub reading: Reading,
 }
 
@@ -128,6 +131,9 @@ type Decided = (Vec<Device>, bool, Option<Caution>);
 /// variable says it.
 fn constrained(facts: &Facts, usable: Vec<Device>, given: usize) -> Result<Decided, Doubt> {
     let bound_by_kernel = usable.len() < given;
+    if let Some(named) = facts.named.filter(|named| named.len() < given) {
+        return Ok((bound_by_name(named, &usable)?, true, None));
+    }
     match facts.task {
         None if bound_by_kernel => Err(missing(facts, &usable, given)),
         Some(task) if !bound_by_kernel && task.len() < usable.len() => {
@@ -158,6 +164,17 @@ fn bound_by_variable(
     Ok((in_pci_order(devices), caution))
 }
 
+/// UUIDs in a bound task's variable (slices from 23.11.4 on, cards with
+/// 26.05's `env_uuid`) need no numbering: they are the binding.
+fn bound_by_name(named: &Positions, usable: &[Device]) -> Result<Vec<Device>, Doubt> {
+    let devices: Vec<Device> =
+        named.iter().flatten().filter(|device| usable.contains(device)).copied().collect();
+    if devices.is_empty() || devices.len() < named.len() {
+        return Err(Doubt::Missing { given: named.len(), reached: devices.len() });
+    }
+    Ok(in_pci_order(devices))
+}
+
 /// Why a step's device cannot be opened: the one that is lost, by name, if the
 /// gres list tells.
 fn missing(facts: &Facts, usable: &[Device], given: usize) -> Doubt {
@@ -176,6 +193,9 @@ fn missing(facts: &Facts, usable: &[Device], given: usize) -> Doubt {
 
 /// Rule 2 on a node that does not constrain devices: position → device.
 fn unconstrained(facts: &Facts, usable: &[Device], step: &[u32]) -> Result<Decided, Doubt> {
+    if let Some(named) = facts.named.filter(|named| named.len() < step.len()) {
+        return Ok((bound_by_name(named, usable)?, true, None));
+    }
     let bound = facts.task.filter(|task| task.len() < step.len());
     let (device_at, caution) = numbering(facts);
     let mut devices = Vec::new();
@@ -282,6 +302,7 @@ mod tests {
             step: None,
             count: None,
             task: None,
+            named: None,
             reading: Reading::Rank,
         }
     }
@@ -405,6 +426,25 @@ mod tests {
         let task = Facts { step: Some(&[1, 2]), task: Some(&[2]), ..facts(&node, &reach, &list) };
         let allotment = decided(&task);
         assert_eq!((allotment.devices, allotment.bound), (cards(&[2]), true));
+    }
+
+    #[test]
+    fn rule_4_a_binding_by_uuid_is_kept_however_devices_are_constrained() {
+        let node = node(&INV8P);
+        let list = gres(&node, 0..8);
+        let named = [Some(Device::whole(5))];
+        let step = [3, 4, 5];
+        let all = cards(&[0, 1, 2, 3, 4, 5, 6, 7]);
+        for reach in [cards(&[5]), cards(&[0, 1, 5]), all] {
+            let task =
+                Facts { step: Some(&step), named: Some(&named), ..facts(&node, &reach, &list) };
+            let allotment = decided(&task);
+            assert_eq!((allotment.devices, allotment.bound), (cards(&[5]), true));
+            assert_eq!(allotment.caution, None);
+        }
+        let reach = cards(&[0, 1]);
+        let lost = Facts { step: Some(&step), named: Some(&named), ..facts(&node, &reach, &list) };
+        assert_eq!(allotment(&lost), Err(Doubt::Missing { given: 1, reached: 0 }));
     }
 
     #[test]
