@@ -98,14 +98,17 @@ enum Held<'a> {
 }
 
 /// Rule 2: a node counts as unconstrained when the task reaches more devices
-/// than the step was given.
+/// than the step was given. A card of the step that is lost is in no reach: on
+/// an unconstrained node another job's card would be taken for it (rule 3).
 ///
 /// `--gpu-bind=none` makes Slurm unset its list although the step holds
 /// devices; then the kernel's answer stands if it excludes anything, or if the
 /// count shows that the step holds them all.
 fn held<'a>(facts: &Facts<'a>, usable: usize) -> Result<Option<Held<'a>>, Doubt> {
     if let Some(step) = facts.step.filter(|step| !step.is_empty()) {
-        return Ok(Some(if usable <= step.len() {
+        let listed = |position: &u32| facts.positions?.get(*position as usize);
+        let lost = step.iter().filter(|position| listed(position) == Some(&None)).count();
+        return Ok(Some(if usable <= step.len() - lost {
             Held::ByKernel { given: step.len() }
         } else {
             Held::ByList(step)
@@ -397,6 +400,14 @@ mod tests {
         let all = cards(&[0, 1, 2]);
         let open = Facts { step: Some(&[2]), ..facts(&node, &all, &list) };
         assert_eq!(allotment(&open), Err(Doubt::NoSuchCard(2)));
+    }
+
+    #[test]
+    fn rule_3_a_lost_card_does_not_make_the_neighbours_card_the_steps() {
+        let node = node(&[0, 1, 2]); // minor 3 fell off
+        let (list, reach) = (gres(&node, 0..4), cards(&[0, 1, 2]));
+        let step = Facts { step: Some(&[0, 1, 3]), ..facts(&node, &reach, &list) };
+        assert_eq!(allotment(&step), Err(Doubt::NoSuchCard(3)));
     }
 
     #[test]
