@@ -196,13 +196,18 @@ fn missing(facts: &Facts, usable: &[Device], given: usize) -> Doubt {
 
 /// Rule 2 on a node that does not constrain devices: position → device.
 fn unconstrained(facts: &Facts, usable: &[Device], step: &[u32]) -> Result<Decided, Doubt> {
+    let (device_at, caution) = numbering(facts);
     if let Some(named) = facts.named.filter(|named| named.len() < step.len()) {
-        return Ok((bound_by_name(named, usable)?, true, None));
+        let held = |device: &Device| step.iter().any(|&p| device_at(p) == Some(*device));
+        let held: Vec<Device> = usable.iter().copied().filter(held).collect();
+        return Ok((bound_by_name(named, &held)?, true, caution));
     }
     let bound = facts.task.filter(|task| task.len() < step.len());
-    let (device_at, caution) = numbering(facts);
     let mut devices = Vec::new();
     for &position in bound.unwrap_or(step) {
+        if !step.contains(&position) {
+            return Err(Doubt::NotTheSteps(position));
+        }
         let device = device_at(position).ok_or(Doubt::NoSuchCard(position))?;
         if !usable.contains(&device) {
             let pci = facts.inventory.card(device).pci;
@@ -411,6 +416,18 @@ mod tests {
     }
 
     #[test]
+    fn rule_3_a_bound_task_gets_nothing_that_its_step_does_not_hold() {
+        let node = node(&[0, 1, 2, 3]);
+        let (list, reach) = (gres(&node, 0..4), cards(&[0, 1, 2, 3]));
+        let step = Facts { step: Some(&[2, 3]), ..facts(&node, &reach, &list) };
+        // A place inside the job, or a binding of the srun around this one.
+        let numbered = Facts { task: Some(&[0]), ..step };
+        assert_eq!(allotment(&numbered), Err(Doubt::NotTheSteps(0)));
+        let named = Facts { named: Some(&[Some(Device::whole(0))]), ..step };
+        assert_eq!(allotment(&named), Err(Doubt::Missing { given: 1, reached: 0 }));
+    }
+
+    #[test]
     fn rule_4_a_binding_by_the_kernel_is_kept() {
         let node = node(&INV8P);
         let (list, reach) = (gres(&node, 0..8), cards(&[1]));
@@ -449,9 +466,8 @@ mod tests {
         for reach in [cards(&[5]), cards(&[0, 1, 5]), all] {
             let task =
                 Facts { step: Some(&step), named: Some(&named), ..facts(&node, &reach, &list) };
-            let allotment = decided(&task);
+            let allotment = decided(&Facts { reading: Reading::File, ..task });
             assert_eq!((allotment.devices, allotment.bound), (cards(&[5]), true));
-            assert_eq!(allotment.caution, None);
         }
         let reach = cards(&[0, 1]);
         let lost = Facts { step: Some(&step), named: Some(&named), ..facts(&node, &reach, &list) };
