@@ -7,7 +7,7 @@ use gpu_align::launch::{Decision, Step};
 use gpu_align::reach::reach;
 use sim_node::{DeviceFile, Node};
 
-/// The cards of a simulated node that its driver lists.
+/// The cards of a simulated node that its driver lists, which is in no order.
 pub fn inventory(node: &Node) -> Inventory {
     let slice = |slice: &sim_node::Slice| Slice {
         uuid: slice.uuid.parse().unwrap(),
@@ -25,7 +25,7 @@ pub fn inventory(node: &Node) -> Inventory {
         slices: card.slices.iter().map(slice).collect(),
     };
     let listed = |card: &&sim_node::Card| !card.gone && !card.excluded;
-    Inventory::new(node.cards.iter().filter(listed).map(card).collect())
+    Inventory::new(node.cards.iter().rev().filter(listed).map(card).collect())
 }
 
 /// The device file that a path below /dev names.

@@ -191,6 +191,7 @@ fn mapped_words() -> impl Strategy<Value = String> {
 fn any_list() -> impl Strategy<Value = String> {
     prop_oneof![
         4 => subsequence((0..34).collect::<Vec<u32>>(), 0..12).prop_shuffle().prop_map(|l| list(&l)),
+        3 => (0..16u32).prop_map(|n| n.to_string()),
         1 => vec(0..70u32, 0..8).prop_map(|l| list(&l)),
         1 => "[0-9,a-fGPUMI -]{0,40}",
         1 => any::<String>(),
@@ -252,9 +253,9 @@ pub fn launched() -> impl Strategy<Value = Launched> {
                 listed.into_iter().filter(|minor| site.minors().contains(minor)).collect();
             let cards = alive.len();
             let held = subsequence(alive, 1..=cards);
-            (Just(site), held, words(), 1..4usize, vec(0..4usize, 1..40))
+            (Just(site), held, words(), (1..4usize, any::<bool>()), vec(0..4usize, 1..40))
         })
-        .prop_map(|(site, held, words, groups, tasks)| {
+        .prop_map(|(site, held, words, (groups, by_uuid), tasks)| {
             let groups = groups.min(held.len());
             let tasks: Vec<usize> = tasks.into_iter().map(|group| group % groups).collect();
             let sets: Vec<Vec<u32>> =
@@ -267,8 +268,13 @@ pub fn launched() -> impl Strategy<Value = Launched> {
                 let mut env = Vec::new();
                 if sets.len() > 1 {
                     env.push(("SLURMD_TRES_BIND", "gres/gpu:map:0".to_owned()));
-                    let local: Vec<usize> = (0..sets[*group].len()).collect();
-                    env.push(("CUDA_VISIBLE_DEVICES", list(&local)));
+                    let set = &sets[*group];
+                    let card = |minor| site.node.cards.iter().find(|c| c.minor == minor);
+                    let value = match by_uuid {
+                        true => set.iter().map(|m| card(*m).unwrap().uuid.clone()).collect(),
+                        false => (0..set.len()).map(|place| place.to_string()).collect::<Vec<_>>(),
+                    };
+                    env.push(("CUDA_VISIBLE_DEVICES", value.join(",")));
                 }
                 Task { opens: sets[*group].iter().copied().collect(), env }
             };
@@ -279,14 +285,15 @@ pub fn launched() -> impl Strategy<Value = Launched> {
 }
 
 /// Two jobs with gpu-align, on a node that does not constrain devices, that
-/// Slurm gave different positions; tasks may be bound.
+/// Slurm gave different positions; tasks may be bound, by position or, as
+/// under `--gres-flags=allow-task-sharing`, by place within the step.
 pub fn neighbours() -> impl Strategy<Value = [World; 2]> {
     sites()
         .prop_flat_map(|site| {
             let positions = site.gres.as_ref().map_or(site.minors().len(), Vec::len);
             let order = Just((0..positions).collect::<Vec<_>>()).prop_shuffle();
             let cut = (any::<Index>(), any::<Index>());
-            let bound = vec(prop::option::of(any::<Index>()), 1..5);
+            let bound = vec(prop::option::of((any::<Index>(), any::<bool>())), 1..5);
             (Just(site), order, cut, words(), words(), bound)
         })
         .prop_map(|(site, order, cut, ours, theirs, bound)| {
@@ -294,11 +301,13 @@ pub fn neighbours() -> impl Strategy<Value = [World; 2]> {
             let (first, second) = order.split_at(cut);
             let world = |held: &[usize], words: String| {
                 let all: BTreeSet<u32> = site.minors().into_iter().collect();
-                let task = |bound: &Option<Index>| {
+                let task = |bound: &Option<(Index, bool)>| {
                     let mut env = Vec::new();
-                    if let Some(index) = bound.filter(|_| !held.is_empty()) {
+                    if let Some((index, is_place)) = bound.filter(|_| !held.is_empty()) {
+                        let place = index.index(held.len());
+                        let number = if is_place { place } else { held[place] };
                         env.push(("SLURMD_TRES_BIND", "gres/gpu:single:1".to_owned()));
-                        env.push(("CUDA_VISIBLE_DEVICES", index.get(held).to_string()));
+                        env.push(("CUDA_VISIBLE_DEVICES", number.to_string()));
                     }
                     Task { opens: all.clone(), env }
                 };
