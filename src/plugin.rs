@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::align::policy::{Policy, Print, Words};
 use crate::board::{Board, Slot};
-use crate::device::{Device, Inventory};
+use crate::device::{Device, Inventory, clip};
 use crate::launch::{self, Step};
 use crate::node::driver;
 use crate::reach::{may_open, reach};
@@ -164,7 +164,8 @@ impl Running {
     fn gather(spank: &Spank<'_>, plugin: &Plugin) -> Option<Running> {
         let env = environment(spank);
         let kind = Kind::of(spank.step_id().ok()?);
-        let words = env(WORDS_VARIABLE).map(|words| words.parse::<Words>());
+        let words = env(WORDS_VARIABLE).filter(|words| !words.is_empty());
+        let words = words.map(|words| words.parse::<Words>());
         let refused = words.as_ref().and_then(|words| words.as_ref().err());
         let words = words.as_ref().and_then(|words| words.as_ref().ok());
         let places = plugin.site.default.iter().chain(words).chain(&plugin.option);
@@ -203,12 +204,12 @@ impl Running {
             self.step.decide(local as usize, &reached.unwrap_or_default(), &env, |held| {
                 self.board()?.turn(local as usize, held, PATIENCE)
             });
-        let replaced_order = env("CUDA_DEVICE_ORDER").filter(|order| order != "PCI_BUS_ID");
+        let old_order = env("CUDA_DEVICE_ORDER").filter(|order| order != "PCI_BUS_ID");
         let mut task = Task {
             rank: spank.task_global_id().unwrap_or(local),
             local,
             caution: None,
-            replaced_order,
+            replaced_order: None,
             outcome: Fate::Silent,
         };
         match decision {
@@ -224,6 +225,9 @@ impl Running {
                 let why = set(spank, &launch::doubtful_variables()).err().unwrap_or(why);
                 task.outcome = Fate::Left(why);
             }
+        }
+        if task.outcome != Fate::Silent {
+            task.replaced_order = old_order.map(|order| clip(&order));
         }
         self.say(&task);
         let failed = self.step.policy.strict && matches!(task.outcome, Fate::Left(_));

@@ -12,41 +12,46 @@ from . import Problem, kernel
 
 
 class Cgroups:
-    """Made by the launcher, before the namespace: `remove` needs the machine's own view of the tree."""
+    """The folders, by open files of their parents: these lead out of the namespace, so both processes can `remove`."""
+
+    conf = "CgroupPlugin=cgroup/v1\n"
 
     def __init__(self, name):
         mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
         points = [Path(point) for _, point, kind, flags, *_ in mounts if kind == "cgroup" and "name=" not in flags]
         if not any("devices" in point.name.split(",") for point in points):
             raise Problem("this machine has no cgroup v1 hierarchy for devices under /sys/fs/cgroup: mount one.")
-        self.folders = {point: point / name for point in points}
-
-    conf = "CgroupPlugin=cgroup/v1\n"
+        self.name = name
+        self.parents = {point: os.open(point, os.O_RDONLY | os.O_DIRECTORY) for point in points}
 
     def create(self):
-        for folder in self.folders.values():
-            folder.mkdir()
-            for name in ("cpuset.cpus", "cpuset.mems"):  # empty in a new cpuset, which then takes no task
-                if (folder / name).exists():
-                    (folder / name).write_text((folder.parent / name).read_text())
+        for point in self.parents:
+            (point / self.name).mkdir()
+            for file in ("cpuset.cpus", "cpuset.mems"):  # empty in a new cpuset, which then takes no task
+                if (point / file).exists():
+                    (point / self.name / file).write_text((point / file).read_text())
 
     def enter(self):
         """Bind the folders over the mount points of this mount namespace."""
-        for point, folder in self.folders.items():
-            kernel.bind(folder, point)
+        for point in self.parents:
+            kernel.bind(point / self.name, point)
 
     def remove(self):
-        """Remove the folders; the last process may take a moment to leave them."""
-        for folder in self.folders.values():
-            for path, _, _ in os.walk(folder, topdown=False):
-                _remove_when_empty(path)
+        """Remove the folders and Slurm's below them; the last process may take a moment to leave."""
+        for parent in self.parents.values():
+            if self.name not in os.listdir(parent):
+                continue
+            for _, folders, _, here in os.fwalk(self.name, topdown=False, dir_fd=parent):
+                for folder in folders:
+                    _remove_when_empty(folder, here)
+            _remove_when_empty(self.name, parent)
 
 
-def _remove_when_empty(path, patience=5.0):
+def _remove_when_empty(name, parent, patience=5.0):
     deadline = time.monotonic() + patience
     while True:
         try:
-            return os.rmdir(path)
+            return os.rmdir(name, dir_fd=parent)
         except FileNotFoundError:
             return None
         except OSError as error:

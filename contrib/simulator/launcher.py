@@ -100,8 +100,8 @@ def _keep(chosen, node, root, cgroups, ports):
     except _Ended:
         return 128 + signal.SIGTERM
     finally:
-        sys.stdout.flush()
         _end_all()
+        cgroups.remove()
 
 
 def _raise_ended(_number, _frame):
@@ -111,16 +111,16 @@ def _raise_ended(_number, _frame):
 
 def _run(chosen, services):
     """COMMAND's exit status; a daemon that ends before COMMAND is a Problem."""
-    command = _start_command(chosen)
+    command = _start_command(chosen)  # keep it: Python collects the process of a Popen that nobody holds
     try:
         while True:
             pid, status = os.waitpid(-1, 0)
-            if pid == command:
+            if pid == command.pid:
                 return _status(status)
             services.check(pid, status)
     except (_Ended, Problem):
-        os.kill(command, signal.SIGTERM)
-        _await_end(command)
+        os.kill(command.pid, signal.SIGTERM)
+        _await_end(command.pid)
         raise
 
 
@@ -133,9 +133,10 @@ def _start_command(chosen):
                     "extra_groups": os.getgrouplist(account.pw_name, account.pw_gid)}
         environment.update(HOME=account.pw_dir, USER=account.pw_name, LOGNAME=account.pw_name, SHELL=account.pw_shell)
     try:
-        return subprocess.Popen(chosen.command, env=environment, **identity).pid
+        return subprocess.Popen(chosen.command, env=environment, **identity)
     except OSError as error:
-        raise Problem(f"COMMAND did not start: {error}: give the name of a program that this machine has.") from None
+        raise Problem(f"{error.filename} did not start ({error.strerror}): give COMMAND as a program that exists "
+                      f"in this Slurm's file system.") from None
 
 
 def _await_end(pid):

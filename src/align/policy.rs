@@ -150,7 +150,7 @@ impl FromStr for Words {
             } else if let Some((_, apply)) = WORDS.iter().find(|(word, _)| *word == token) {
                 apply(&mut words);
             } else if place(token).is_some() {
-                return Err(WordError::StrayPlace(token.to_owned()));
+                return Err(WordError::StrayPlace(clip(token)));
             } else {
                 return Err(unknown(token));
             }
@@ -177,7 +177,7 @@ fn parse_map(tokens: &[&str]) -> Result<Vec<Place>, WordError> {
         }
         let place = place(token).ok_or_else(|| unknown(token))?;
         if places.contains(&place) {
-            return Err(WordError::RepeatedPlace((*token).to_owned()));
+            return Err(WordError::RepeatedPlace(clip(token)));
         }
         places.push(place);
     }

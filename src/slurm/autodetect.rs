@@ -1,8 +1,11 @@
 //! The order and choice that AutoDetect makes, step by step as slurmd does it.
 //!
 //! Follows `_merge_system_gres_conf` and the functions under it
-//! (`src/plugins/gres/gpu/gres_gpu.c`, the same from 21.08 to 26.05). glibc's
+//! (`src/plugins/gres/gpu/gres_gpu.c`, alike in 22.05.8 and 24.11.5). glibc's
 //! qsort, which Slurm's `list_sort` calls, keeps equal records in their order.
+//!
+//! Not followed: gpu/nvml of 22.05 and older gave slices Links of their own,
+//! by index within their card, and so mixed them with the whole cards.
 
 use std::cmp::Ordering;
 use std::collections::VecDeque;
@@ -34,6 +37,8 @@ pub(super) fn nvml_cards(inventory: &Inventory) -> Vec<Entry> {
             for cap in slice.cap_minors {
                 file += &format!(",/dev/nvidia-caps/nvidia-cap{cap}");
             }
+            // Of a sliced card's model Slurm keeps what stands before the first dash.
+            kind.truncate(kind.find('-').unwrap_or(kind.len()));
             kind += &format!("_{}", slice.profile);
         }
         Entry {

@@ -1,7 +1,7 @@
 //! The syntax that all of Slurm's configuration files share.
 //!
-//! Follows `s_p_parse_file` (Slurm's `src/common/parse_config.c`, unchanged in
-//! this from 21.08 to 26.05): `#` starts a comment unless escaped, a trailing
+//! Follows `s_p_parse_file` (Slurm's `src/common/parse_config.c`, alike in
+//! 22.05 and 24.11): `#` starts a comment unless escaped, a trailing
 //! `\` continues a line, `\x` means `x`, `Include FILE` reads another file, and
 //! a line is `Key=value` pairs with case-insensitive keys.
 //!
@@ -36,8 +36,9 @@ pub enum ConfError {
 
 impl ConfError {
     /// Whether there is no such file, as on a node that Slurm fills from slurm.conf alone.
-    pub fn is_absent(&self) -> bool {
-        matches!(self, ConfError::Read { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    pub fn is_absent_at(&self, wanted: &Path) -> bool {
+        matches!(self, ConfError::Read { path, source }
+            if path == wanted && source.kind() == io::ErrorKind::NotFound)
     }
 }
 
@@ -60,13 +61,20 @@ pub fn read_with(
     path: &Path,
     open: &mut dyn FnMut(&Path) -> io::Result<Vec<u8>>,
 ) -> Result<Vec<Line>, ConfError> {
-    let mut reader = Reader { open, files: 0, room: MAX_BYTES, lines: Vec::new() };
+    let mut reader = Reader {
+        open,
+        home: path.parent().unwrap_or(Path::new("")),
+        files: 0,
+        room: MAX_BYTES,
+        lines: Vec::new(),
+    };
     reader.file(path, 0)?;
     Ok(reader.lines)
 }
 
 struct Reader<'a> {
     open: &'a mut dyn FnMut(&Path) -> io::Result<Vec<u8>>,
+    home: &'a Path,
     files: usize,
     room: usize,
     lines: Vec<Line>,
@@ -94,9 +102,16 @@ impl Reader<'_> {
                     value: clip(included),
                 });
             }
-            // A relative name counts from the folder of the file it stands in.
-            let folder = path.parent().unwrap_or(Path::new(""));
-            self.file(&folder.join(included), depth + 1)?;
+            // A relative name counts from slurm.conf's folder in 24.11, from
+            // that of the file it stands in in 22.05.
+            let own = path.parent().unwrap_or(Path::new("")).join(included);
+            let main = self.home.join(included);
+            match self.file(&main, depth + 1) {
+                Err(error) if error.is_absent_at(&main) && own != main => {
+                    self.file(&own, depth + 1)?
+                }
+                done => done?,
+            }
         }
         Ok(())
     }
@@ -257,16 +272,17 @@ mod tests {
     }
 
     #[test]
-    fn an_include_counts_from_its_own_folder() {
+    fn an_include_counts_from_the_first_files_folder_or_its_own() {
         let mut open = |path: &Path| match path.to_str().unwrap() {
             "/etc/slurm/gres.conf" => Ok(b"A=1\ninclude sub/more.conf\nB=2".to_vec()),
-            "/etc/slurm/sub/more.conf" => Ok(b"Include last.conf # deeper".to_vec()),
-            "/etc/slurm/sub/last.conf" => Ok(b"C=3".to_vec()),
-            other => panic!("{other}"),
+            "/etc/slurm/sub/more.conf" => Ok(b"Include c.conf # 22.05\nInclude d.conf".to_vec()),
+            "/etc/slurm/sub/c.conf" => Ok(b"C=3".to_vec()),
+            "/etc/slurm/d.conf" => Ok(b"D=4".to_vec()),
+            _ => Err(io::ErrorKind::NotFound.into()),
         };
         let lines = read_with(Path::new("/etc/slurm/gres.conf"), &mut open).unwrap();
         let found: Vec<_> = lines.iter().map(|l| (l.number, l.text.as_str())).collect();
-        assert_eq!(found, [(1, "A=1"), (1, "C=3"), (3, "B=2")]);
+        assert_eq!(found, [(1, "A=1"), (1, "C=3"), (1, "D=4"), (3, "B=2")]);
     }
 
     #[test]
@@ -284,7 +300,8 @@ mod tests {
     #[test]
     fn only_regular_files_of_sane_size_are_read() {
         assert!(read(Path::new("/dev/zero")).is_err());
-        assert!(read(Path::new("/nonexistent/gres.conf")).unwrap_err().is_absent());
+        let nowhere = Path::new("/nonexistent/gres.conf");
+        assert!(read(nowhere).unwrap_err().is_absent_at(nowhere));
         let mut open = |_: &Path| Ok(vec![b'#'; MAX_BYTES + 1]);
         let error = read_with(Path::new("/x"), &mut open).unwrap_err();
         assert!(matches!(error, ConfError::TooLarge(_)));

@@ -1,8 +1,9 @@
 //! The gres list: what Slurm's position numbers mean on this node.
 //!
 //! Position p in `SLURM_STEP_GPUS` is the p-th device of slurmd's list, from
-//! 21.08 on. Its order, by Slurm's source (`_merge_system_gres_conf` in
-//! `src/plugins/gres/gpu/gres_gpu.c`, the same from 21.08 to 26.05):
+//! 21.08 on. Its order, as read in Slurm's source (`_merge_system_gres_conf` in
+//! `src/plugins/gres/gpu/gres_gpu.c`) and, but for NVML, seen on running
+//! slurmds of 22.05, 24.11 and 26.05:
 //!
 //! * no AutoDetect: the order of gres.conf, untouched;
 //! * AutoDetect: by file name in natural order (`nvidia2` before `nvidia10`),
@@ -149,7 +150,9 @@ impl GresList {
         u32::try_from(at).ok()
     }
 
-    /// Whether Slurm gives this card out, whole or in slices.
+    /// Whether Slurm gives this card out, whole or in slices. A card that it
+    /// does not is open to every task, on a node that constrains devices too:
+    /// slurmstepd denies configured devices only.
     pub fn is_configured(&self, rank: usize) -> bool {
         self.positions.iter().any(|p| p.card == Some(rank))
     }

@@ -7,6 +7,7 @@ use thiserror::Error;
 
 use crate::align::allotment::Reading;
 use crate::align::policy::{WordError, Words};
+use crate::device::clip;
 
 /// What the site configured.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +46,7 @@ impl Site {
                 "default" => site.default = Some(value.parse()?),
                 "unconstrained" => site.unconstrained = reading(value)?,
                 "gres_conf" => site.gres_conf = Some(absolute("gres_conf", value)?),
-                _ => return Err(SiteError::UnknownKey(argument.clone())),
+                _ => return Err(SiteError::UnknownKey(clip(argument))),
             }
         }
         Ok(site)
@@ -58,7 +59,7 @@ fn reading(value: &str) -> Result<Reading, SiteError> {
         "file" => Ok(Reading::File),
         _ => Err(SiteError::Value {
             key: "unconstrained",
-            value: value.to_owned(),
+            value: clip(value),
             expected: "rank or unconstrained=file",
         }),
     }
@@ -68,9 +69,7 @@ fn absolute(key: &'static str, value: &str) -> Result<PathBuf, SiteError> {
     let path = PathBuf::from(value);
     match path.is_absolute() {
         true => Ok(path),
-        false => {
-            Err(SiteError::Value { key, value: value.to_owned(), expected: "/an/absolute/path" })
-        }
+        false => Err(SiteError::Value { key, value: clip(value), expected: "/an/absolute/path" }),
     }
 }
 
