@@ -1,6 +1,6 @@
 //! The hooks: what happens when, in which process. No decision is made here.
 //!
-//! slurmstepd reads the driver, the gres list and the step's variables as root
+//! slurmstepd reads the driver, what it does not name ([`crate::node::gather`]), the gres list and the step's variables as root
 //! before it forks ([`init_post_opt`]); each task asks the kernel and decides
 //! for itself, last thing before its program starts ([`task_init`]).
 
@@ -12,7 +12,7 @@ use crate::align::policy::{Policy, Print, Words};
 use crate::board::{Board, Slot};
 use crate::device::{Device, Inventory, clip};
 use crate::launch::{self, Step};
-use crate::node::driver;
+use crate::node::gather::{Gathered, gather};
 use crate::reach::{may_open, reach};
 use crate::report::{Outcome as Fate, Report, Task};
 use crate::slurm::gres_list::GresList;
@@ -173,9 +173,10 @@ impl Running {
         if plugin.disabled || policy.is_off() || kind == Kind::Extern {
             return None;
         }
-        let inventory = match refused {
-            None => driver::read(Path::new("/")).map_err(|why| why.to_string()),
-            Some(why) => Err(format!("{WORDS_VARIABLE}: {why}")),
+        let said = Said::read(kind, &env);
+        let Gathered { inventory, gap } = match refused {
+            None => gather(Path::new("/"), &plugin.site.sources(), said.holds_devices()),
+            Some(why) => Gathered { inventory: Err(format!("{WORDS_VARIABLE}: {why}")), gap: None },
         };
         // slurmd gives it to slurmstepd; the job's environment gets it later.
         let node = std::env::var("SLURMD_NODENAME").unwrap_or_else(|_| "this node".to_owned());
@@ -186,10 +187,11 @@ impl Running {
             node,
             policy,
             positions,
-            said: Said::read(kind, env),
+            said,
             reading: plugin.site.unconstrained,
             tasks: spank.local_task_count().ok()? as usize,
             inventory,
+            gap,
         };
         let devices = step.inventory.iter().flat_map(Inventory::devices).collect();
         Some(Running { step, devices, board: None, log: None, forked: 0 })

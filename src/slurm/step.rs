@@ -69,6 +69,14 @@ impl Said {
     }
 }
 
+impl Said {
+    /// Whether the step was told that it holds any devices.
+    pub fn holds_devices(&self) -> bool {
+        let listed = self.positions.as_ref().is_some_and(|list| !list.is_empty());
+        listed || self.count.is_some_and(|count| count > 0)
+    }
+}
+
 /// The numbers that Slurm wrote for one task, if it binds tasks to devices.
 ///
 /// `SLURMD_TRES_BIND` says so; it can be stale in an srun inside a step, which
