@@ -91,7 +91,7 @@ pub fn task_numbers(env: impl Fn(&str) -> Option<String>) -> Option<Vec<u32>> {
 }
 
 /// A list of decimals separated by commas; `None` for anything else.
-fn numbers(list: &str) -> Option<Vec<u32>> {
+pub fn numbers(list: &str) -> Option<Vec<u32>> {
     let parsed: Vec<u32> =
         list.split(',').take(MAX_LIST + 1).map(|n| n.trim().parse().ok()).collect::<Option<_>>()?;
     (parsed.len() <= MAX_LIST).then_some(parsed)

@@ -5,7 +5,11 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod drain;
+mod epilog;
 mod inventory;
+mod job;
+mod prolog;
 
 /// Takes stock of a node's NVIDIA cards for the gpu-align plugin, and checks its setup
 #[derive(Parser)]
@@ -18,6 +22,8 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     Inventory(inventory::Inventory),
+    Prolog(prolog::Prolog),
+    Epilog(epilog::Epilog),
 }
 
 fn main() -> ExitCode {
@@ -37,5 +43,7 @@ const COULD_NOT_LOOK: u8 = 2;
 fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     match arguments.command {
         Command::Inventory(command) => command.run(),
+        Command::Prolog(command) => command.run(),
+        Command::Epilog(command) => command.run(),
     }
 }
