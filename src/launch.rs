@@ -20,6 +20,8 @@ pub struct Step {
     pub policy: Policy,
     /// The node's cards, or why they are not known.
     pub inventory: Result<Inventory, String>,
+    /// Why some of its cards have no UUID, where that is known.
+    pub gap: Option<String>,
     /// The gres list, position → device; `None` where it is not known.
     pub positions: Option<Vec<Option<Device>>>,
     pub said: Said,
@@ -57,7 +59,10 @@ impl Step {
             Err(_) if self.said.positions.is_none() => return Ok(None),
             Err(why) => return Err(why.clone()),
         };
-        self.decide_among(inventory, local, reach, env, turn).map_err(|doubt| doubt.to_string())
+        self.decide_among(inventory, local, reach, env, turn).map_err(|doubt| match &self.gap {
+            Some(why) if matches!(doubt, Doubt::Placeholder(_)) => why.clone(),
+            _ => doubt.to_string(),
+        })
     }
 
     fn decide_among(

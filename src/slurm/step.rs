@@ -73,6 +73,14 @@ impl Said {
     }
 }
 
+impl Said {
+    /// Whether the step was told that it holds any devices.
+    pub fn holds_devices(&self) -> bool {
+        let listed = self.positions.as_ref().is_some_and(|list| !list.is_empty());
+        listed || self.count.is_some_and(|count| count > 0)
+    }
+}
+
 /// The numbers that Slurm wrote for one task, if it binds tasks to devices.
 pub fn task_numbers(env: impl Fn(&str) -> Option<String>) -> Option<Vec<u32>> {
     numbers(&bound_list(env)?)
@@ -95,7 +103,7 @@ fn bound_list(env: impl Fn(&str) -> Option<String>) -> Option<String> {
 }
 
 /// A list of decimals separated by commas; `None` for anything else.
-fn numbers(text: &str) -> Option<Vec<u32>> {
+pub fn numbers(text: &str) -> Option<Vec<u32>> {
     list(text)
 }
 
