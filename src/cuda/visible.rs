@@ -56,17 +56,24 @@ pub enum End {
 pub enum Why {
     /// Nothing between two commas, or the whole value is empty.
     Empty,
-    Index { index: i64, count: usize },
+    Index {
+        index: i64,
+        count: usize,
+    },
     NoNumber,
     /// The first entry was of the other kind.
-    OtherKind { list_of_uuids: bool },
+    OtherKind {
+        list_of_uuids: bool,
+    },
     /// `gpu-`: the driver looks for capitals.
     Prefix,
     /// No device of the node has such a UUID.
     Unknown,
     /// The node has it; this process may not open it.
     OutOfReach,
-    Ambiguous { count: usize },
+    Ambiguous {
+        count: usize,
+    },
 }
 
 /// An entry that is taken, but not for what it looks like.
@@ -83,7 +90,10 @@ impl fmt::Display for Remark {
                 write!(f, "entry {at} '{field}' is read as {index}")
             }
             Remark::ShortUuid { at, field } => {
-                write!(f, "entry {at} '{field}' is the beginning of a UUID; some programs want it whole")
+                write!(
+                    f,
+                    "entry {at} '{field}' is the beginning of a UUID; some programs want it whole"
+                )
             }
         }
     }
@@ -93,7 +103,9 @@ impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
             Why::Empty => f.write_str("it is empty"),
-            Why::Index { index, .. } if *index < 0 => f.write_str("a negative number ends the list"),
+            Why::Index { index, .. } if *index < 0 => {
+                f.write_str("a negative number ends the list")
+            }
             Why::Index { count: 0, .. } => f.write_str("this process can open no card"),
             Why::Index { index, count: 1 } => {
                 write!(f, "index {index} is out of range: 1 card can be opened, index 0")
@@ -107,9 +119,9 @@ impl fmt::Display for Why {
             Why::OtherKind { list_of_uuids: true } => {
                 f.write_str("it is no UUID, and the first entry is one: write one kind per list")
             }
-            Why::OtherKind { list_of_uuids: false } => {
-                f.write_str("it is a UUID, and the first entry is an index: write one kind per list")
-            }
+            Why::OtherKind { list_of_uuids: false } => f.write_str(
+                "it is a UUID, and the first entry is an index: write one kind per list",
+            ),
             Why::Prefix => f.write_str("the driver knows GPU- and MIG- in capitals only"),
             Why::Unknown => f.write_str("no device of this node has that UUID"),
             Why::OutOfReach => {
@@ -175,8 +187,7 @@ fn by_index(field: &str, known: &Known) -> Result<(usize, Option<MakeRemark>), W
     };
     let index = usize::try_from(number).ok();
     let device = index.and_then(|index| known.numbered.get(index).copied());
-    let device =
-        device.ok_or(Why::Index { index: number.into(), count: known.numbered.len() })?;
+    let device = device.ok_or(Why::Index { index: number.into(), count: known.numbered.len() })?;
     let index = index.unwrap_or_default();
     let remark: Option<MakeRemark> = (!plain)
         .then(|| Box::new(move |at, field| Remark::ReadAs { at, field, index }) as MakeRemark);
@@ -199,8 +210,8 @@ fn by_name(field: &str, part: &str, known: &Known) -> Result<(usize, Option<Make
     match matches[..] {
         [(place, name)] => {
             let short = !name.contains('/') && digits.is_some_and(|digits| digits.len() < WHOLE);
-            let remark: Option<MakeRemark> = short
-                .then(|| Box::new(|at, field| Remark::ShortUuid { at, field }) as MakeRemark);
+            let remark: Option<MakeRemark> =
+                short.then(|| Box::new(|at, field| Remark::ShortUuid { at, field }) as MakeRemark);
             Ok((place, remark))
         }
         [] if known.elsewhere.iter().any(is) => Err(Why::OutOfReach),
@@ -296,8 +307,16 @@ mod tests {
             ("0, 1", &[0, 1], ""),
             (&uuid(2), &[2], ""),
             ("GPU-00000000-0004", &[], "4 devices' UUIDs begin like that"),
-            ("gpu-00000000-0004-4000-8000-000000000002", &[], "the driver knows GPU- and MIG- in capitals only"),
-            ("GPU-ffffffff-0004-4000-8000-000000000002", &[], "no device of this node has that UUID"),
+            (
+                "gpu-00000000-0004-4000-8000-000000000002",
+                &[],
+                "the driver knows GPU- and MIG- in capitals only",
+            ),
+            (
+                "GPU-ffffffff-0004-4000-8000-000000000002",
+                &[],
+                "no device of this node has that UUID",
+            ),
         ];
         for (list, chosen, reason) in rows {
             assert_eq!(reading(list).chosen, chosen, "[{list}]");

@@ -196,6 +196,16 @@ fn same_slices(said: &Card, now: &Now) -> Result<(), Disbelief> {
     Err(Disbelief::OtherSlices(said.pci))
 }
 
+/// The cards of a record of root's from this boot, whatever else has changed
+/// since: what was there once and is gone now.
+pub fn seen_this_boot(path: &Path, root: &Path) -> Vec<Card> {
+    let Ok(bytes) = bytes_owned_by(ROOT, path) else { return Vec::new() };
+    match (serde_json::from_slice::<Contents>(&bytes), boot_id(root)) {
+        (Ok(contents), Ok(boot_id)) if contents.boot_id == boot_id => contents.cards,
+        _ => Vec::new(),
+    }
+}
+
 #[derive(Debug, Error)]
 #[error("{path} cannot be written ({error}); look at the folder's owner and free space")]
 pub struct WriteError {

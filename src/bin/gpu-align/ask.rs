@@ -69,10 +69,13 @@ fn ask<T: DeserializeOwned>(
             allowed.as_secs()
         ),
         ChildError::Signal { signal, .. } => {
-            format!("{whom}'s library crashed (signal {signal}); ask the admin to look at the driver")
+            format!(
+                "{whom}'s library crashed (signal {signal}); ask the admin to look at the driver"
+            )
         }
         other => format!("{whom} could not be asked: {other}"),
     })?;
-    serde_json::from_slice(&output.stdout)
-        .map_err(|_| format!("{whom}'s library ended the process that asked it (exit status {})", output.code))
+    serde_json::from_slice(&output.stdout).map_err(|_| {
+        format!("{whom}'s library ended the process that asked it (exit status {})", output.code)
+    })
 }

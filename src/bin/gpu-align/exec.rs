@@ -143,18 +143,15 @@ fn line(policy: &Policy, why: &str) -> String {
     }
 }
 
-fn decide(
-    scene: &Scene,
-    policy: &Policy,
-    rank: &LocalRank,
-) -> Result<Option<Decision>, String> {
+fn decide(scene: &Scene, policy: &Policy, rank: &LocalRank) -> Result<Option<Decision>, String> {
     let mut held = scene.allotted()?;
     held.sort();
     let of = rank.size.unwrap_or(rank.rank + 1);
     let mut step = scene.step(policy.clone(), of);
     // The launcher's allotment is settled: what is left is to share it out.
     step.said = Said { positions: None, count: Some(held.len()) };
-    let settled = |name: &str| (name != "SLURMD_TRES_BIND").then(|| scene.env.owned(name)).flatten();
+    let settled =
+        |name: &str| (name != "SLURMD_TRES_BIND").then(|| scene.env.owned(name)).flatten();
     let turn = |_: &[Device]| Some(Turn { rank: rank.rank, of });
     let Some(mut decision) = step.decide(rank.rank, &held, settled, turn)? else {
         return Ok(None);

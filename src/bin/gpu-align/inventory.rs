@@ -105,14 +105,13 @@ fn card_lines(card: &StockCard, lines: &mut Vec<String>) {
     }
 }
 
-fn slice_lines(StockSlice { slice, memory, placement }: &StockSlice, lines: &mut Vec<String>) {
+fn slice_lines(StockSlice { slice, placement, .. }: &StockSlice, lines: &mut Vec<String>) {
     let [gi_cap, ci_cap] = slice.cap_minors;
     let facts = [
         Some(format!("slice {}/{}  {}", slice.gi, slice.ci, slice.uuid)),
         Some(slice.profile.clone()),
         Some(format!("caps {gi_cap} {ci_cap}")),
         placement.map(|[start, size]| format!("at {start}+{size}")),
-        memory.map(size),
     ];
     wrap(facts.iter().flatten().map(String::as_str), "  ", INDENT, lines);
 }

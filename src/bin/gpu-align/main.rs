@@ -11,10 +11,14 @@ use clap::{Parser, Subcommand};
 
 mod ask;
 mod doctor;
+mod drain;
+mod epilog;
 mod exec;
 mod inside;
 mod inventory;
+mod job;
 mod pick;
+mod prolog;
 mod show;
 mod verify;
 
@@ -34,6 +38,8 @@ enum Command {
     Pick(pick::Pick),
     Exec(exec::Exec),
     Inventory(inventory::Inventory),
+    Prolog(prolog::Prolog),
+    Epilog(epilog::Epilog),
     #[command(hide = true)]
     Ask(ask::Ask),
 }
@@ -60,6 +66,8 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Pick(command) => command.run(),
         Command::Exec(command) => command.run(),
         Command::Inventory(command) => command.run(),
+        Command::Prolog(command) => command.run(),
+        Command::Epilog(command) => command.run(),
         Command::Ask(command) => command.run(),
     }
 }

@@ -108,7 +108,8 @@ impl Pick {
                 Ok(picked) => return self.use_them(&scene, &picked, usage.err()),
                 Err(why) if Instant::now() >= deadline => {
                     eprintln!("gpu-align: {why}");
-                    let blind = usage.is_err() && (self.min_free.is_some() || self.max_util.is_some());
+                    let blind =
+                        usage.is_err() && (self.min_free.is_some() || self.max_util.is_some());
                     if let (true, Err(why)) = (blind, &usage) {
                         eprintln!("gpu-align: the cards' use could not be looked at: {why}");
                     }
@@ -236,7 +237,8 @@ impl AsPicked for Vec<Candidate> {
 impl Candidate {
     fn says(&self) -> String {
         let use_ = [
-            self.processes.map(|n| format!("{n} compute process{}", if n == 1 { "" } else { "es" })),
+            self.processes
+                .map(|n| format!("{n} compute process{}", if n == 1 { "" } else { "es" })),
             self.load.map(|load| format!("{load} % busy")),
             self.free.map(|free| format!("{} free", size(free))),
         ];

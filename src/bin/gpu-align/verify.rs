@@ -131,11 +131,8 @@ fn text(checks: &[Check], screen: Screen) -> String {
     let mut out = String::new();
     for check in checks {
         let word = check.state.word();
-        let lines = screen.sentence(
-            &format!("{word:<9} {:<NAME$}", check.name),
-            NAME + 11,
-            &check.says,
-        );
+        let lines =
+            screen.sentence(&format!("{word:<9} {:<NAME$}", check.name), NAME + 11, &check.says);
         let painted = match check.state {
             State::Fine => screen.good(word),
             State::Wrong => screen.bad(word),

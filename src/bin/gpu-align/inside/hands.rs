@@ -145,7 +145,8 @@ fn assigned<'a>(line: &'a str, name: &str) -> Option<&'a str> {
         }
         let words = before.split_whitespace().rev().collect::<Vec<_>>();
         let csh = words.first() == Some(&"setenv");
-        let fish = words.first().is_some_and(|word| word.starts_with('-')) && words.contains(&"set");
+        let fish =
+            words.first().is_some_and(|word| word.starts_with('-')) && words.contains(&"set");
         if csh || fish {
             return Some(first(after.trim_start()));
         }

@@ -153,7 +153,8 @@ impl Scene {
     /// says, else whole cards in PCI order and slices after them.
     fn numbered(&self) -> Vec<usize> {
         let place = |device: Device| self.reach.iter().position(|&d| d == device);
-        if let Some(answer) = self.unfiltered.as_ref().ok().filter(|answer| answer.error.is_none()) {
+        if let Some(answer) = self.unfiltered.as_ref().ok().filter(|answer| answer.error.is_none())
+        {
             return answer.devices.iter().filter_map(|d| place(self.device_of(d)?)).collect();
         }
         let (slices, whole): (Vec<_>, Vec<_>) =
@@ -227,7 +228,9 @@ impl Scene {
     pub fn unseen(&self) -> Vec<String> {
         let cuda = match &self.cuda {
             Err(why) => Some(why.clone()),
-            Ok(answer) if !answer.is_answer() => answer.error.as_ref().map(|e| format!("CUDA: {e}")),
+            Ok(answer) if !answer.is_answer() => {
+                answer.error.as_ref().map(|e| format!("CUDA: {e}"))
+            }
             Ok(_) => None,
         };
         let cards = self.inventory.as_ref().err().cloned();

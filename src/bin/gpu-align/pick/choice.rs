@@ -55,7 +55,8 @@ pub fn choose(
     }
     if fitting.len() < wishes.number {
         let reasons: Vec<String> = reasons.iter().map(|(why, n)| format!("{n} {why}")).collect();
-        let reasons = if reasons.is_empty() { String::new() } else { format!(": {}", reasons.join(", ")) };
+        let reasons =
+            if reasons.is_empty() { String::new() } else { format!(": {}", reasons.join(", ")) };
         return Err(format!(
             "{} wanted and {} of {} fit{reasons}; ask for less, or wait with --wait 5m",
             count(wishes.number, "card"),

@@ -51,7 +51,8 @@ pub fn gather(scene: &Scene, view: View) -> anyhow::Result<Option<Gathered>> {
     else {
         bail!("--step gathers the tasks of a Slurm step and this is none; start it with srun");
     };
-    let local = env.number("SLURM_LOCALID").context("SLURM_LOCALID is not set; start it with srun")?;
+    let local =
+        env.number("SLURM_LOCALID").context("SLURM_LOCALID is not set; start it with srun")?;
     let card = env.get("GPU_ALIGN_CARD");
     let own = card.and_then(|card| {
         let row = view.devices.iter().find(|row| row.uuid.as_deref() == Some(card))?;
@@ -89,11 +90,7 @@ fn tell(address: &SocketAddr, said: &Said) -> anyhow::Result<()> {
     }
 }
 
-fn listen(
-    address: &SocketAddr,
-    own: Said,
-    tasks: usize,
-) -> anyhow::Result<BTreeMap<usize, Said>> {
+fn listen(address: &SocketAddr, own: Said, tasks: usize) -> anyhow::Result<BTreeMap<usize, Said>> {
     let deadline = Instant::now() + PATIENCE;
     let listener = UnixListener::bind_addr(address)
         .context("another process of this step gathers already; run one --step at a time")?;

@@ -164,7 +164,10 @@ impl Evidence<'_> {
         let selected: Vec<Uuid> =
             self.scene.selected().iter().filter_map(|d| self.scene.uuid(*d)).collect();
         if selected == given {
-            let text = format!("CUDA_VISIBLE_DEVICES selects what gpu-align gave: {}", count(given.len(), "device"));
+            let text = format!(
+                "CUDA_VISIBLE_DEVICES selects what gpu-align gave: {}",
+                count(given.len(), "device")
+            );
             return Some(check("variable", State::Fine, text));
         }
         let was = self.value_given(&given);
@@ -276,7 +279,10 @@ impl Evidence<'_> {
         let text = format!(
             "this process may open {} of {}",
             self.scene.reach.len(),
-            count(of, if self.scene.reach.iter().any(|d| d.slice.is_some()) { "device" } else { "card" })
+            count(
+                of,
+                if self.scene.reach.iter().any(|d| d.slice.is_some()) { "device" } else { "card" }
+            )
         );
         let lost = self.scene.given().unwrap_or_default();
         let lost = lost.iter().find(|uuid| {
@@ -396,7 +402,9 @@ impl Evidence<'_> {
             Some(pci) => check(
                 "nvml",
                 State::Wrong,
-                format!("{text} and not {pci}, which can be opened; ask the admin whether it was lost"),
+                format!(
+                    "{text} and not {pci}, which can be opened; ask the admin whether it was lost"
+                ),
             ),
             None => check("nvml", State::Fine, format!("{text}, those that can be opened")),
         }
@@ -452,7 +460,8 @@ impl Evidence<'_> {
     }
 
     fn visible_cards<'a>(&'a self, usage: &'a Usage) -> impl Iterator<Item = &'a CardUse> {
-        let own: Vec<_> = self.scene.reach.iter().map(|d| self.scene.cards().card(*d).pci).collect();
+        let own: Vec<_> =
+            self.scene.reach.iter().map(|d| self.scene.cards().card(*d).pci).collect();
         usage.cards.iter().filter(move |card| own.contains(&card.pci))
     }
 

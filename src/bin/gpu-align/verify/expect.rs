@@ -34,7 +34,11 @@ impl FromStr for Expected {
 
 impl Expected {
     /// `Ok`: they are these; `Err`: what CUDA enumerates instead.
-    pub fn compare(&self, scene: &Scene, devices: &[gpu_align::cuda::CudaDevice]) -> Result<(), String> {
+    pub fn compare(
+        &self,
+        scene: &Scene,
+        devices: &[gpu_align::cuda::CudaDevice],
+    ) -> Result<(), String> {
         let (same, there): (bool, Vec<String>) = match self {
             Expected::Uuids(wanted) => {
                 let there: Vec<String> = devices.iter().map(|d| d.uuid.to_string()).collect();

@@ -156,7 +156,8 @@ fn fc_30_every_spelling_is_counted_and_the_end_of_the_list_explained() {
         assert_eq!(case.scene.selected().len(), driver, "{value:?}");
         let text = SCREEN.sentence("  ", 2, &case.says("list"));
         all += &format!("[{}] {driver}\n{text}", value.unwrap_or("unset"));
-        let bad = driver == 0 || matches!(value, Some("0,2,-1,1" | "0,1,9,2")) || value == Some(&mixed);
+        let bad =
+            driver == 0 || matches!(value, Some("0,2,-1,1" | "0,1,9,2")) || value == Some(&mixed);
         assert_eq!(exit_code(&case.checks()), u8::from(bad), "{value:?}");
     }
     golden("verify-fc30", &all);
@@ -178,16 +179,25 @@ fn fc_30_two_slices_are_one_device_to_an_older_driver() {
     let two = "MIG-00000000-00a0-5000-8000-000000000001,MIG-00000000-00a0-5000-8000-000000000000";
     let case = Case::on(scene(&node, &[0], &[("CUDA_VISIBLE_DEVICES", two)]));
     assert!(case.says("cuda").starts_with("ok: cuda:0"), "{}", case.says("cuda"));
-    assert!(case.says("cuda").ends_with("of the 2 that the list names CUDA gives a process no more slices than this"));
+    assert!(
+        case.says("cuda").ends_with(
+            "of the 2 that the list names CUDA gives a process no more slices than this"
+        )
+    );
     let parent = Case::on(scene(&node, &[0], &[("CUDA_VISIBLE_DEVICES", U[0])]));
-    assert!(parent.says("slice").starts_with("WRONG: GPU-00000000-0004-4000-8000-000000000000 is a card in MIG mode"));
+    assert!(
+        parent
+            .says("slice")
+            .starts_with("WRONG: GPU-00000000-0004-4000-8000-000000000000 is a card in MIG mode")
+    );
 }
 
 #[test]
 fn fc_31_a_change_after_launch_names_values_and_the_likely_hand() {
     let both = [U[2], U[3]].join(",");
     let mut bashrc = Case::on(task(&[("CUDA_VISIBLE_DEVICES", "3")]));
-    bashrc.above = vec![ancestor("gpu-align verify", 42, "3"), ancestor("bash -lc gpu-align", 41, &both)];
+    bashrc.above =
+        vec![ancestor("gpu-align verify", 42, "3"), ancestor("bash -lc gpu-align", 41, &both)];
     bashrc.hits = hands::in_text(
         "/home/u/.bashrc",
         "# mine\nexport CUDA_VISIBLE_DEVICES=3\n",
@@ -203,7 +213,9 @@ fn fc_31_a_change_after_launch_names_values_and_the_likely_hand() {
     );
     golden("verify-fc31-taskprolog", &prolog.text());
     let order = Case::on(task(&[("CUDA_DEVICE_ORDER", "FASTEST_FIRST")]));
-    assert!(order.says("order").starts_with("WRONG: CUDA_DEVICE_ORDER changed after gpu-align: PCI_BUS_ID -> 'FASTEST_FIRST'"));
+    assert!(order.says("order").starts_with(
+        "WRONG: CUDA_DEVICE_ORDER changed after gpu-align: PCI_BUS_ID -> 'FASTEST_FIRST'"
+    ));
 }
 
 #[test]
@@ -245,7 +257,9 @@ fn fc_32_a_process_that_changed_its_own_list_is_found_by_what_it_holds() {
     let mut case = Case::on(task(&[("CUDA_VISIBLE_DEVICES", U[2]), ("GPU_ALIGN_UUIDS", U[2])]));
     case.other = Some((100, "python train.py".into()));
     case.holders = &[(3, &[100])];
-    assert!(case.says("used").starts_with("WRONG: process 100 ('python train.py') holds 0000:71:00.0"));
+    assert!(
+        case.says("used").starts_with("WRONG: process 100 ('python train.py') holds 0000:71:00.0")
+    );
     case.holders = &[(2, &[100])];
     assert!(case.says("used").starts_with("ok"));
 }
