@@ -5,11 +5,13 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod check;
 mod drain;
 mod epilog;
 mod inventory;
 mod job;
 mod prolog;
+mod task_prolog;
 
 /// Takes stock of a node's NVIDIA cards for the gpu-align plugin, and checks its setup
 #[derive(Parser)]
@@ -24,6 +26,8 @@ enum Command {
     Inventory(inventory::Inventory),
     Prolog(prolog::Prolog),
     Epilog(epilog::Epilog),
+    Check(check::Check),
+    TaskProlog(task_prolog::TaskProlog),
 }
 
 fn main() -> ExitCode {
@@ -45,5 +49,7 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Inventory(command) => command.run(),
         Command::Prolog(command) => command.run(),
         Command::Epilog(command) => command.run(),
+        Command::Check(command) => command.run(),
+        Command::TaskProlog(command) => command.run(),
     }
 }
