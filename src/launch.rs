@@ -9,7 +9,7 @@ use crate::align::plan::{self, Layout, Plan, Turn, cuda_visible_devices};
 use crate::align::policy::Policy;
 use crate::board::MAX_DEVICES;
 use crate::device::{Device, Inventory};
-use crate::slurm::step::{Said, task_numbers};
+use crate::slurm::step::{Said, task_numbers, task_uuids};
 
 /// What is known of a step on this node before its tasks start.
 #[derive(Clone, Debug)]
@@ -77,7 +77,9 @@ impl Step {
         if devices > MAX_DEVICES {
             return Err(Doubt::TooMany(devices));
         }
-        let task = task_numbers(env);
+        let task = task_numbers(&env);
+        let named: Option<Vec<Option<Device>>> = task_uuids(&env)
+            .map(|uuids| uuids.iter().map(|uuid| inventory.device_of_uuid(uuid)).collect());
         let facts = Facts {
             inventory,
             reach,
@@ -85,6 +87,7 @@ impl Step {
             step: self.said.positions.as_deref(),
             count: self.said.count,
             task: task.as_deref(),
+            named: named.as_deref(),
             reading: self.reading,
         };
         let Some(allotment) = allotment(&facts)? else {

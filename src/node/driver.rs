@@ -31,6 +31,10 @@ pub enum DriverError {
     TooMany { path: PathBuf },
     #[error("{path}: the driver gives minor {minor} to two cards; ask the admin to look at it")]
     SharedMinor { path: PathBuf, minor: Minor },
+    #[error(
+        "{path}: the driver gives one bus id or UUID to two cards; ask the admin to look at it"
+    )]
+    SharedName { path: PathBuf },
 }
 
 /// Reads every card below `<root>/proc/driver/nvidia/gpus`, with its NUMA node
@@ -47,18 +51,23 @@ pub fn read(root: &Path) -> Result<Inventory, DriverError> {
         other => other.map_err(|e| unreadable(&gpus, e))?,
     };
     let mut cards: Vec<Card> = Vec::new();
-    for entry in entries {
+    for (number, entry) in entries.enumerate() {
+        if number == MAX_CARDS {
+            return Err(DriverError::TooMany { path: gpus });
+        }
         let entry = entry.map_err(|e| unreadable(&gpus, e))?;
         let path = entry.path().join("information");
         let content = text::read(&path, MAX_INFORMATION).map_err(|e| unreadable(&path, e))?;
         let Some(mut card) = parse_information(&path, &content)? else {
             continue;
         };
-        if cards.len() == MAX_CARDS {
-            return Err(DriverError::TooMany { path: gpus });
-        }
         if cards.iter().any(|other| other.minor == card.minor) {
             return Err(DriverError::SharedMinor { path, minor: card.minor });
+        }
+        // CUDA sees no card at all when a UUID is listed twice.
+        let same = |a: &Card| a.pci == card.pci || (a.uuid.is_some() && a.uuid == card.uuid);
+        if cards.iter().any(same) {
+            return Err(DriverError::SharedName { path });
         }
         card.numa = topology::numa_node(root, card.pci);
         cards.push(card);
@@ -133,11 +142,13 @@ mod tests {
 
     const UUID: &str = "GPU-00000000-0008-4000-8000-000000000000";
 
+    const OTHER_UUID: &str = "GPU-00000000-0008-4000-8000-000000000001";
+
     #[test]
     fn cards_come_in_pci_order_with_their_names() {
         let root = tempfile::tempdir().unwrap();
         card(root.path(), "0000:c1:00.0", &information("0000:c1:00.0", "0", UUID, "No"));
-        card(root.path(), "0000:01:00.0", &information("0000:01:00.0", "4", UUID, "No"));
+        card(root.path(), "0000:01:00.0", &information("0000:01:00.0", "4", OTHER_UUID, "No"));
         let sys = root.path().join("sys/bus/pci/devices/0000:c1:00.0");
         fs::create_dir_all(&sys).unwrap();
         fs::write(sys.join("numa_node"), "3\n").unwrap();
@@ -189,5 +200,18 @@ mod tests {
         card(root.path(), "a", &information("0000:01:00.0", "0", UUID, "No"));
         card(root.path(), "b", &information("0000:02:00.0", "0", UUID, "No"));
         assert!(matches!(read(root.path()), Err(DriverError::SharedMinor { .. })));
+        card(root.path(), "b", &information("0000:02:00.0", "1", UUID, "No"));
+        assert!(matches!(read(root.path()), Err(DriverError::SharedName { .. })));
+        card(root.path(), "b", &information("0000:01:00.0", "1", OTHER_UUID, "No"));
+        assert!(matches!(read(root.path()), Err(DriverError::SharedName { .. })));
+    }
+
+    #[test]
+    fn no_more_folders_are_read_than_a_machine_has_cards() {
+        let root = tempfile::tempdir().unwrap();
+        for n in 0..=MAX_CARDS {
+            card(root.path(), &n.to_string(), &information("0000:01:00.0", "0", UUID, "Yes"));
+        }
+        assert!(matches!(read(root.path()), Err(DriverError::TooMany { .. })));
     }
 }

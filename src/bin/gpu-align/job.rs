@@ -70,6 +70,7 @@ impl Numbering<'_> {
             step: Some(&[position]),
             count: None,
             task: None,
+            named: None,
             reading: Reading::Rank,
         };
         // A node with a single card counts as constrained in there.
