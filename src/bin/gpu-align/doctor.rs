@@ -181,7 +181,8 @@ impl Page {
         let env = &patient.scene.env;
         let variable = |name: &'static str| {
             let hits = patient.hits.iter().filter(|hit| hit.name == name);
-            let set_in: Vec<String> = hits.map(|hit| format!("{}:{}", hit.file, hit.line)).collect();
+            let set_in: Vec<String> =
+                hits.map(|hit| format!("{}:{}", hit.file, hit.line)).collect();
             let value: String = env.get(name)?.chars().take(400).collect();
             let value = value.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
             Some(Variable { name, value, set_in })

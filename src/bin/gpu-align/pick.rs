@@ -184,11 +184,7 @@ fn refuse_in_a_step(scene: &Scene) -> anyhow::Result<()> {
     }
 }
 
-fn candidates(
-    scene: &Scene,
-    allotted: &[Device],
-    usage: &Result<Usage, String>,
-) -> Vec<Candidate> {
+fn candidates(scene: &Scene, allotted: &[Device], usage: &Result<Usage, String>) -> Vec<Candidate> {
     let usage = usage.as_ref().ok();
     let candidate = |&device: &Device| {
         let card = scene.cards().card(device);

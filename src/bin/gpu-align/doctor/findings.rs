@@ -123,7 +123,10 @@ fn plugin(patient: &Patient) -> Option<Finding> {
         return Some(finding(
             Level::Wrong,
             "plugin",
-            format!("{} names {file}, which is not there", plugin.line.as_deref().unwrap_or("plugstack.conf")),
+            format!(
+                "{} names {file}, which is not there",
+                plugin.line.as_deref().unwrap_or("plugstack.conf")
+            ),
             "srun fails, or goes on without gpu-align where the line says optional",
             "ask the admin to install it",
         ));
@@ -161,7 +164,10 @@ fn slurm(patient: &Patient) -> Vec<Finding> {
         all.push(finding(
             Level::Warning,
             "slurm",
-            format!("the step holds {} and this process can open {reach}", count(said.len(), "card")),
+            format!(
+                "the step holds {} and this process can open {reach}",
+                count(said.len(), "card")
+            ),
             "nothing keeps a program from a neighbour's card but the variable",
             "ask the admin for ConstrainDevices=yes in cgroup.conf",
         ));
@@ -210,7 +216,8 @@ fn slurm(patient: &Patient) -> Vec<Finding> {
 }
 
 fn other_vendors(patient: &Patient) -> Option<Finding> {
-    let names = ["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "GPU_DEVICE_ORDINAL"];
+    let names =
+        ["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "GPU_DEVICE_ORDINAL"];
     let set: Vec<&str> =
         names.into_iter().filter(|name| patient.scene.env.get(name).is_some()).collect();
     (!set.is_empty() && patient.scene.inventory.is_ok()).then(|| {
@@ -230,7 +237,9 @@ fn driver(patient: &Patient) -> Vec<Finding> {
     let library = patient.scene.unfiltered.as_ref().ok().and_then(|answer| answer.library.clone());
     let of_library = library.as_deref().and_then(|path| path.split("libcuda.so.").nth(1));
     let of_nvml = patient.usage.as_ref().ok().and_then(|usage| usage.driver.as_deref());
-    for (what, version) in [(library.as_deref().unwrap_or("libcuda"), of_library), ("NVML", of_nvml)] {
+    for (what, version) in
+        [(library.as_deref().unwrap_or("libcuda"), of_library), ("NVML", of_nvml)]
+    {
         if let (Some(loaded), Some(version)) = (loaded, version.filter(|v| v.contains('.'))) {
             if loaded != version {
                 all.push(finding(
@@ -399,7 +408,11 @@ const INTEGER_PARSERS: [(&str, (u32, u32), &str); 5] = [
     ("vllm", (0, 24), "fails on UUIDs in CUDA_VISIBLE_DEVICES"),
     ("ray", (2, 10), "fails on UUIDs in CUDA_VISIBLE_DEVICES"),
     ("ray_lightning", (u32::MAX, 0), "fails on UUIDs in CUDA_VISIBLE_DEVICES"),
-    ("deepspeed", (u32::MAX, 0), "has a launcher that fails on UUIDs; scripts under srun do not use it"),
+    (
+        "deepspeed",
+        (u32::MAX, 0),
+        "has a launcher that fails on UUIDs; scripts under srun do not use it",
+    ),
 ];
 
 fn python(patient: &Patient) -> Vec<Finding> {

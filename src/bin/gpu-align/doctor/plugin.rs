@@ -61,8 +61,7 @@ fn search(path: &Path, depth: usize, plugin: &mut Plugin) -> bool {
             ["required" | "optional", file, ..] if file.contains("gpu_align") => {
                 plugin.line = Some(format!("{}:{}", path.display(), number + 1));
                 let absolute = file.starts_with('/');
-                plugin.missing =
-                    (absolute && !Path::new(file).exists()).then(|| file.to_owned());
+                plugin.missing = (absolute && !Path::new(file).exists()).then(|| file.to_owned());
                 return true;
             }
             _ => {}
@@ -75,7 +74,8 @@ fn search(path: &Path, depth: usize, plugin: &mut Plugin) -> bool {
 /// `*` in the last part.
 fn matching(from: &Path, pattern: &str) -> Vec<PathBuf> {
     let pattern = from.parent().unwrap_or(Path::new("/")).join(pattern);
-    let (Some(folder), Some(name)) = (pattern.parent(), pattern.file_name().and_then(|n| n.to_str()))
+    let (Some(folder), Some(name)) =
+        (pattern.parent(), pattern.file_name().and_then(|n| n.to_str()))
     else {
         return Vec::new();
     };

@@ -75,7 +75,15 @@ pub fn look(env: &Env) -> Result<Python, String> {
         .into_iter()
         .find(|file| file.is_file())
         .ok_or("Python: there is none on PATH")?;
-    let pass = ["PATH", "HOME", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH"];
+    let pass = [
+        "PATH",
+        "HOME",
+        "PYTHONPATH",
+        "PYTHONHOME",
+        "VIRTUAL_ENV",
+        "CONDA_PREFIX",
+        "LD_LIBRARY_PATH",
+    ];
     let environment: Vec<(&str, &OsStr)> =
         pass.iter().filter_map(|name| Some((*name, OsStr::new(env.get(name)?)))).collect();
     let question = ["-c", "import sys; print('\\n'.join(sys.path))"];
@@ -85,8 +93,12 @@ pub fn look(env: &Env) -> Result<Python, String> {
         return Err(format!("Python: {} does not start", interpreter.display()));
     }
     let paths = String::from_utf8_lossy(&output.stdout).into_owned();
-    let paths: Vec<PathBuf> =
-        paths.lines().filter(|path| path.starts_with('/')).take(MAX_PATHS).map(PathBuf::from).collect();
+    let paths: Vec<PathBuf> = paths
+        .lines()
+        .filter(|path| path.starts_with('/'))
+        .take(MAX_PATHS)
+        .map(PathBuf::from)
+        .collect();
     Ok(Python { interpreter: interpreter.display().to_string(), packages: packages(&paths) })
 }
 

@@ -70,6 +70,9 @@ mod tests {
         };
         let text = "n1: GPU-8521313e-ac61-4b15-8300-36430748cd46 /home/ann/.bashrc:2 (user ann) \
                     planner n12";
-        assert_eq!(redaction.apply(text), "NODE: GPU-8521…cd46 ~/.bashrc:2 (user USER) planner n12");
+        assert_eq!(
+            redaction.apply(text),
+            "NODE: GPU-8521…cd46 ~/.bashrc:2 (user USER) planner n12"
+        );
     }
 }

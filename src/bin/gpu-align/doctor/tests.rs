@@ -78,13 +78,15 @@ fn a_lost_user() {
         ("CUDA_MPS_PIPE_DIRECTORY", "/tmp/mps"),
     ];
     let mut patient = patient(scene(&node("inv8p"), &[0, 1, 2, 3, 4, 5, 6, 7], &env));
-    patient.usage = Err("NVML cannot be loaded; libnvidia-ml.so.1 is not on the loader's path".into());
+    patient.usage =
+        Err("NVML cannot be loaded; libnvidia-ml.so.1 is not on the loader's path".into());
     patient.hits = hands::in_text("/home/u/.bashrc", "export CUDA_VISIBLE_DEVICES=3\n", &[VISIBLE]);
     patient.plugin.line = Some("/etc/slurm/plugstack.conf:1".into());
     let stub = "/usr/local/cuda/lib64/stubs/libcuda.so";
     patient.libraries = vec![libraries::Found { path: stub.into(), stub: true }];
     patient.driver = Some("590.10".into());
-    patient.scene.unfiltered.as_mut().unwrap().library = Some("/usr/lib/libcuda.so.580.159.04".into());
+    patient.scene.unfiltered.as_mut().unwrap().library =
+        Some("/usr/lib/libcuda.so.580.159.04".into());
     patient.running = vec![Running {
         pid: 4711,
         user: Some("ann".into()),
