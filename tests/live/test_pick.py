@@ -14,7 +14,7 @@ CARDS = {card["uuid"] for card in NODE["cards"]}
 # Two holders of one card would meet in its folder.
 HOLD = """
 for card in $(echo $CUDA_VISIBLE_DEVICES | tr , ' '); do mkdir $0/$card || echo $card >> $0/met; done
-sleep 0.02
+sleep 0.3
 for card in $(echo $CUDA_VISIBLE_DEVICES | tr , ' '); do echo $card >> $0/picked; rmdir $0/$card; done
 """
 

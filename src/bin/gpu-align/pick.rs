@@ -17,7 +17,7 @@ use clap::Args;
 use gpu_align::device::Device;
 use regex_lite::Regex;
 
-use crate::inside::env::Env;
+use crate::inside::env::{Env, shell_of};
 use crate::inside::gather;
 use crate::inside::scene::{ORDER, PCI_ORDER, Scene, VISIBLE};
 use crate::inside::screen::size;
@@ -94,7 +94,7 @@ impl Pick {
         };
         let holder = match (self.holder, self.command.is_empty()) {
             (Some(pid), _) => pid,
-            (None, true) => std::os::unix::process::parent_id(),
+            (None, true) => shell_of(Path::new("/"), std::os::unix::process::parent_id()),
             (None, false) => std::process::id(),
         };
         let holders = Holders::of_this_user(Path::new("/"), &scene.node_name())?;
