@@ -206,20 +206,22 @@ class Verify(unittest.TestCase):
                 while ! [ -f {folder}/node.json ]; do sleep 0.05; done
                 SIM_NODE={folder}/node.json $P verify --json > {folder}/$SLURM_PROCID.said
                 SIM_NODE={folder}/node.json $P verify --pid $worker > {folder}/$SLURM_PROCID.other
+                touch {folder}/$SLURM_PROCID.done
+                while [ $(ls {folder} | grep -c done) -lt 4 ]; do sleep 0.05; done
                 kill $worker
                 """)
-            job = subprocess.Popen(["srun", "-n3", "--gres=gpu:3", *QUIET, "bash", "-c", script], env={**os.environ, "P": PROGRAM})
+            job = subprocess.Popen(["srun", "-n4", "--gres=gpu:3", *QUIET, "bash", "-c", script], env={**os.environ, "P": PROGRAM})
             pids = lambda: [int(file.read_text()) for file in Path(folder).glob("*.pid")]
-            wait_for(lambda: len(pids()) == 3, "the workers' start")
+            wait_for(lambda: len(pids()) == 4, "the workers' start")
             node["cards"][1]["processes"] = [{"pid": pid, "memory": 1 << 30} for pid in pids()]
             Path(folder, "node.tmp").write_text(json.dumps(node))
             os.chmod(Path(folder, "node.tmp"), 0o644)
             os.rename(Path(folder, "node.tmp"), Path(folder, "node.json"))
             self.assertEqual(job.wait(60), 0)
-            for rank in range(3):
+            for rank in range(4):
                 said, code = checks(Path(folder, f"{rank}.said").read_text())
                 self.assertEqual((code, said["sharing"][0]), (1, "wrong"), said)
-                for other in range(3):
+                for other in range(4):
                     self.assertIn(f"rank {other} (pid ", said["sharing"][1])
                 self.assertIn("holds 0000:31:00.0", Path(folder, f"{rank}.other").read_text())
 

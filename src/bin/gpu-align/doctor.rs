@@ -232,7 +232,10 @@ impl Page {
         }
         out += "\nfindings\n";
         if self.findings.is_empty() {
-            out += "  nothing to fix was found\n";
+            out += match self.cards.is_blind() {
+                true => "  nothing could be compared\n",
+                false => "  nothing to fix was found\n",
+            };
         }
         for finding in &self.findings {
             out += &finding.text(screen);

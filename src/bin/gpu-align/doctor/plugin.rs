@@ -53,10 +53,11 @@ fn search(path: &Path, depth: usize, plugin: &mut Plugin) -> bool {
     for (number, line) in text.lines().enumerate() {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
-            ["include", pattern, ..] if depth < MAX_DEPTH => {
-                if matching(path, pattern).iter().any(|file| search(file, depth + 1, plugin)) {
-                    return true;
-                }
+            ["include", pattern, ..]
+                if depth < MAX_DEPTH
+                    && matching(path, pattern).iter().any(|f| search(f, depth + 1, plugin)) =>
+            {
+                return true;
             }
             ["required" | "optional", file, ..] if file.contains("gpu_align") => {
                 plugin.line = Some(format!("{}:{}", path.display(), number + 1));
