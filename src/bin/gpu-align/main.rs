@@ -15,7 +15,6 @@ mod epilog;
 mod exec;
 mod inside;
 mod inventory;
-mod inventory;
 mod job;
 mod pick;
 mod prolog;
