@@ -292,7 +292,7 @@ pub fn tree(cards: &[Card]) -> impl Strategy<Value = Vec<(String, Information)>>
         1 => Just(Information::Loop),
         1 => Just(Information::Nothing),
     ];
-    let name = prop_oneof!["[a-z0-9:.]{1,12}", Just("a\nb\u{1b}[31m".to_owned())];
+    let name = prop_oneof!["[a-z0-9][a-z0-9:.]{0,11}", Just("a\nb\u{1b}[31m".to_owned())];
     let odd = proptest::option::weighted(0.25, (any::<prop::sample::Index>(), name, spoilt));
     odd.prop_map(move |odd| {
         let mut tree = right.clone();

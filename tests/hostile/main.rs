@@ -86,6 +86,9 @@ fn play(host: &Host, node: &Node, case: &Case) -> Played {
     }
     let mut step = case.step.clone();
     step.args.push(Bytes::from(&*format!("gres_conf={}", gres.display())));
+    // What an earlier case without an end left behind belongs to no slurmstepd of this one.
+    let end = Step { hooks: vec!["exit".to_owned()], ..Step::default() };
+    host.play(&end).expect("the end is played");
     host.play(&step).expect("the step is played")
 }
 
