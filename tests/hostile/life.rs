@@ -184,6 +184,58 @@ fn words_that_cannot_be_read_are_a_doubt_said_once() {
     }
 }
 
+#[test]
+fn many_tasks_say_no_more_than_few() {
+    let Some(node) = Node::enter() else {
+        return;
+    };
+    furnish(&node);
+    for words in ["print=node", "print=task", "print=json"] {
+        // 5000: more than can share a page, so that none can speak for all.
+        for local_tasks in [None, Some(5000), Some(0)] {
+            let mut step = step(&node, words, vec![Task::default(); 600]);
+            step.items.local_tasks = local_tasks;
+            step.fork = false;
+            step.hooks = ["init", "options", "init_post_opt", "user_init", "task_init", "exit"]
+                .map(str::to_owned)
+                .into();
+            let played = play(&step);
+            let output = played.output();
+            assert!((500..64 * 1024).contains(&output), "{words} {local_tasks:?}: {output}");
+        }
+    }
+}
+
+#[test]
+fn a_log_is_let_go_of_although_slurm_counts_no_tasks() {
+    let Some(node) = Node::enter() else {
+        return;
+    };
+    furnish(&node);
+    let mut step = step(&node, "", vec![Task::default()]);
+    step.items.local_tasks = Some(0);
+    assert_eq!(play(&step).task_log_copies, 0);
+}
+
+#[test]
+fn a_sibling_that_died_costs_a_bound_task_a_moment_and_a_doubt() {
+    let Some(node) = Node::enter() else {
+        return;
+    };
+    furnish(&node);
+    let bound = [("SLURMD_TRES_BIND", "gres/gpu:map_gpu:0"), ("CUDA_VISIBLE_DEVICES", "0,1")];
+    let env = bound.map(|(name, value)| (name.to_owned(), Some(value.into()))).into();
+    let mut tasks = vec![Task { env, ..Task::default() }; 3];
+    tasks[2].dies = true;
+    let played = play(&step(&node, "single", tasks));
+    assert!(!played.hung);
+    // 250 ms, and as much again for a loaded machine.
+    assert!(played.slowest() < 500_000, "{} us", played.slowest());
+    let said = String::from_utf8_lossy(&played.stderr.0).into_owned() + &stderr(&played, 0);
+    assert!(said.contains("other tasks did not say in time which they hold"), "{said}");
+    assert_eq!(variable(&played, 0, "CUDA_VISIBLE_DEVICES"), "0,1");
+}
+
 /// `cargo build -p spank-host && cargo test --test hostile -- --ignored`
 #[test]
 #[ignore = "takes valgrind, and spank-host beside the tests"]
