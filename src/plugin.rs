@@ -1,21 +1,21 @@
 //! The hooks: what happens when, in which process. No decision is made here.
 //!
-//! slurmstepd reads the driver, the gres list and the step's variables as root
+//! slurmstepd reads the node, the gres list and the step's variables as root
 //! before it forks ([`init_post_opt`]); each task asks the kernel and decides
 //! for itself, last thing before its program starts ([`task_init`]).
 
 use std::ffi::CString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use crate::align::policy::{Policy, Print, WordError, Words};
 use crate::board::{Board, Slot};
 use crate::device::{Device, Inventory, clip};
 use crate::launch::{self, Step};
-use crate::node::driver;
+use crate::node::gather::{Gathered, gather};
 use crate::reach::{may_open, reach};
 use crate::report::{MAX_BYTES, Outcome as Fate, Report, Task, bounded};
-use crate::slurm::gres_list::GresList;
+use crate::slurm::files;
 use crate::slurm::plugstack::Site;
 use crate::slurm::step::{self, Kind, Said};
 use crate::spank::{self, Context, Outcome, SharedSlots, Spank, SpankError, StateCell, TaskLog};
@@ -169,11 +169,11 @@ fn environment(spank: &Spank<'_>) -> impl Fn(&str) -> Option<String> {
 fn words_of_job(spank: &Spank<'_>) -> Result<Option<Words>, String> {
     let name = CString::new(WORDS_VARIABLE).map_err(|why| why.to_string())?;
     match spank.getenv(&name) {
-        Ok(Some(text)) => {
+        Ok(Some(text)) if !text.is_empty() => {
             text.parse().map(Some).map_err(|why: WordError| format!("{WORDS_VARIABLE}: {why}"))
         }
         Err(why @ SpankError::TooLong { .. }) => Err(why.to_string()),
-        Ok(None) | Err(_) => Ok(None),
+        Ok(_) | Err(_) => Ok(None),
     }
 }
 
@@ -192,23 +192,25 @@ impl Running {
         if plugin.disabled || policy.is_off() || kind == Kind::Extern {
             return None;
         }
-        let inventory = match refused {
-            None => driver::read(Path::new("/")).map_err(|why| why.to_string()),
-            Some(why) => Err(why),
+        let said = Said::read(kind, &env);
+        let Gathered { inventory, gap } = match refused {
+            None => gather(Path::new("/"), &plugin.site.sources(), said.holds_devices()),
+            Some(why) => Gathered { inventory: Err(why), gap: None },
         };
         // slurmd gives it to slurmstepd; the job's environment gets it later.
         let node = std::env::var("SLURMD_NODENAME").unwrap_or_else(|_| "this node".to_owned());
-        let positions =
-            inventory.as_ref().ok().and_then(|known| read_positions(&plugin.site, &node, known));
+        let own = plugin.site.gres_conf.as_deref();
+        let list = inventory.as_ref().ok().and_then(|known| files::gres_list(own, &node, known));
         let step = Step {
             name: step::name(spank.job_id().ok()?, spank.step_id().ok()?),
             node,
             policy,
-            positions,
-            said: Said::read(kind, env),
+            positions: list.map(|list| list.devices()),
+            said,
             reading: plugin.site.unconstrained,
             tasks: spank.local_task_count().ok()? as usize,
             inventory,
+            gap,
         };
         let devices = step.inventory.iter().flat_map(Inventory::devices).collect();
         Some(Running { step, devices, board: None, log: None, forked: 0 })
@@ -223,14 +225,12 @@ impl Running {
             self.step.decide(local as usize, &reached.unwrap_or_default(), &env, |held| {
                 self.board()?.turn(local as usize, held, PATIENCE)
             });
-        let replaced_order = env("CUDA_DEVICE_ORDER")
-            .filter(|order| order != "PCI_BUS_ID")
-            .map(|order| clip(&order));
+        let old_order = env("CUDA_DEVICE_ORDER").filter(|order| order != "PCI_BUS_ID");
         let mut task = Task {
             rank: spank.task_global_id().unwrap_or(local),
             local,
             caution: None,
-            replaced_order,
+            replaced_order: None,
             outcome: Fate::Silent,
         };
         match decision {
@@ -246,6 +246,9 @@ impl Running {
                 let why = set(spank, &launch::doubtful_variables()).err().unwrap_or(why);
                 task.outcome = Fate::Left(why);
             }
+        }
+        if task.outcome != Fate::Silent {
+            task.replaced_order = old_order.map(|order| clip(&order));
         }
         self.say(&task);
         let failed = self.step.policy.strict && matches!(task.outcome, Fate::Left(_));
@@ -315,18 +318,6 @@ impl Running {
             tasks,
         }
     }
-}
-
-/// The gres list, from the first gres.conf that can be read: where the site
-/// says, beside slurm.conf, where a configless slurmd keeps it, or the usual place.
-fn read_positions(site: &Site, node: &str, inventory: &Inventory) -> Option<Vec<Option<Device>>> {
-    let beside_slurm_conf = std::env::var_os("SLURM_CONF")
-        .and_then(|conf| Some(PathBuf::from(conf).parent()?.join("gres.conf")));
-    let usual = ["/run/slurm/conf/gres.conf", "/etc/slurm/gres.conf"].map(PathBuf::from);
-    let mut candidates = site.gres_conf.iter().chain(&beside_slurm_conf).chain(&usual);
-    let list =
-        candidates.find_map(|path| GresList::read(path, node, Path::new("/"), inventory).ok())?;
-    Some(list.devices())
 }
 
 fn set(spank: &Spank<'_>, variables: &[(&'static str, String)]) -> Result<(), String> {

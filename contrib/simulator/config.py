@@ -48,7 +48,7 @@ def node_names(count):
 def write(options, node, ports, cgroup_lines):
     """All configuration files. `ports`: slurmctld's, then one for each node."""
     names = node_names(options.nodes)
-    gres_conf = options.gres.read_text() if options.gres else gres.generated(f"n[1-{len(names)}]", node.minors)
+    gres_conf = options.gres.read_text() if options.gres else gres.generated(names, node.minors)
     counts = {name: gres.count(gres_conf, name, len(node.cards)) for name in names}
     _write("slurm.conf", _slurm_conf(options, node, ports, counts))
     _write("gres.conf", gres_conf)

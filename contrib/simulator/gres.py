@@ -1,15 +1,13 @@
 """How many devices a gres.conf gives a node, so that slurm.conf can say the same."""
+import itertools
 import re
 from collections import Counter
 
 
 def generated(node_names, minors):
-    """The gres.conf of a tidy site: every card by its device file, contiguous minors as ranges."""
-    if not minors:
-        return ""
-    files = ",".join(f"/dev/nvidia[{run}]" if "-" in run else f"/dev/nvidia{run}" for run in _runs(minors))
-    lines = [f"NodeName={node_names} Name=gpu File={file}\n" for file in files.split(",")]
-    return "".join(lines)
+    """The gres.conf of a tidy site: every card by its device file, neighbouring minors as a range."""
+    nodes = f"n[1-{len(node_names)}]" if len(node_names) > 1 else node_names[0]
+    return "".join(f"NodeName={nodes} Name=gpu File=/dev/nvidia{run}\n" for run in _runs(minors))
 
 
 def count(text, node_name, cards):
@@ -53,10 +51,7 @@ def _numbers(ranges):
 
 
 def _runs(numbers):
-    """[0, 1, 2, 5] → "0-2", "5"."""
-    start = previous = numbers[0]
-    for number in numbers[1:] + [None]:
-        if number != previous + 1 if number is not None else True:
-            yield f"{start}-{previous}" if previous > start else f"{start}"
-            start = number
-        previous = number
+    """[0, 1, 2, 5] → "[0-2]", "5"."""
+    for _, group in itertools.groupby(enumerate(numbers), key=lambda item: item[1] - item[0]):
+        run = [number for _, number in group]
+        yield f"[{run[0]}-{run[-1]}]" if len(run) > 1 else f"{run[0]}"

@@ -1,7 +1,8 @@
 """Two processes: the launcher, which the user started and signals, and the keeper, the first process of the namespace.
 
 The keeper starts the daemons and COMMAND and collects every process of the namespace. Whatever ends it, the kernel
-then ends all of them; whatever ends the launcher, the keeper gets SIGTERM. So no order of deaths leaves anything behind.
+then ends all of them; whatever ends the launcher, the keeper gets SIGTERM. A third process waits for the end of both to
+remove the cgroups. So no order of deaths leaves anything behind.
 """
 import os
 import signal
@@ -10,9 +11,8 @@ import subprocess
 import sys
 import time
 
-from . import Problem, config, kernel, options, space, suite
-from .cgroups import Cgroups
-from .node import Node
+from . import Problem, cgroups, config, kernel, options, space, suite
+from .node import Machine, Node
 from .services import Services
 
 FAILED = 125
@@ -26,7 +26,8 @@ def main(arguments):
         if os.geteuid() != 0:
             raise Problem("namespaces, device nodes and Slurm's daemons need root: run it as root or under sudo.")
         chosen = options.parse(arguments)
-        return _launch(chosen, Node(chosen.node), suite.prepare(chosen.slurm, chosen.cache))
+        node = Machine() if chosen.real else Node(chosen.node)
+        return _launch(chosen, node, suite.prepare(chosen.slurm, chosen.cache))
     except Problem as problem:
         return _say(problem)
     except KeyboardInterrupt:
@@ -34,19 +35,24 @@ def main(arguments):
 
 
 def _launch(chosen, node, root):
-    """Run the keeper in its namespaces, hand it our signals, and clean up what lies outside of them."""
-    cgroups = Cgroups(f"gpu-align-cluster-{os.getpid()}")
+    """Run the keeper in its namespaces, hand it our signals, and see that nothing of it is left."""
+    tree = cgroups.of_this_machine(f"gpu-align-cluster-{os.getpid()}")
     ports = _reserve_ports(1 + chosen.nodes)
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    sweeper, held = tree.remove_behind()
     try:
-        cgroups.create()
+        tree.create()
         kernel.unshare(kernel.CLONE_NEWPID)
         keeper = os.fork()
         if keeper == 0:
-            os._exit(_keep(chosen, node, root, cgroups, list(ports)))
+            os._exit(_keep(chosen, node, root, tree, list(ports)))
         return _watch(keeper)
+    except OSError as error:
+        raise Problem(f"this machine's cgroups and namespaces cannot be used: {error}: run in no container, "
+                      "or in a privileged one.") from None
     finally:
-        cgroups.remove()
+        os.close(held)
+        os.waitpid(sweeper, 0)
 
 
 def _watch(keeper):
@@ -85,13 +91,13 @@ class _Ended(BaseException):
     """The launcher, or the terminal, wants the cluster to end."""
 
 
-def _keep(chosen, node, root, cgroups, ports):
+def _keep(chosen, node, root, tree, ports):
     """The life of the keeper: the cluster, COMMAND, and the end of every process. Returns the exit status."""
     try:
         kernel.signal_on_parent_death(signal.SIGTERM)
         _on_ending(_raise_ended)
-        space.build(node, cgroups, root)
-        config.write(chosen, node, ports, cgroups.conf)
+        space.build(node, tree, root)
+        config.write(chosen, node, ports, tree.conf)
         services = Services(chosen.nodes)
         services.start()
         return _run(chosen, services)
@@ -100,7 +106,6 @@ def _keep(chosen, node, root, cgroups, ports):
     except _Ended:
         return 128 + signal.SIGTERM
     finally:
-        sys.stdout.flush()
         _end_all()
 
 
@@ -111,16 +116,16 @@ def _raise_ended(_number, _frame):
 
 def _run(chosen, services):
     """COMMAND's exit status; a daemon that ends before COMMAND is a Problem."""
-    command = _start_command(chosen)
+    command = _start_command(chosen)  # keep it: Python collects the process of a Popen that nobody holds
     try:
         while True:
             pid, status = os.waitpid(-1, 0)
-            if pid == command:
+            if pid == command.pid:
                 return _status(status)
             services.check(pid, status)
     except (_Ended, Problem):
-        os.kill(command, signal.SIGTERM)
-        _await_end(command)
+        os.kill(command.pid, signal.SIGTERM)
+        _await_end(command.pid)
         raise
 
 
@@ -133,9 +138,10 @@ def _start_command(chosen):
                     "extra_groups": os.getgrouplist(account.pw_name, account.pw_gid)}
         environment.update(HOME=account.pw_dir, USER=account.pw_name, LOGNAME=account.pw_name, SHELL=account.pw_shell)
     try:
-        return subprocess.Popen(chosen.command, env=environment, **identity).pid
+        return subprocess.Popen(chosen.command, env=environment, **identity)
     except OSError as error:
-        raise Problem(f"COMMAND did not start: {error}: give the name of a program that this machine has.") from None
+        raise Problem(f"{error.filename} did not start ({error.strerror}): give COMMAND as a program that exists "
+                      f"in this Slurm's file system.") from None
 
 
 def _await_end(pid):

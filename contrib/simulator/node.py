@@ -1,6 +1,7 @@
-"""The simulated node: from its file to the /dev, /proc/driver and /sys that drivers, Slurm and CUDA programs read."""
+"""The node. A simulated one: from its file to the /dev, /proc/driver and /sys that drivers, Slurm and CUDA programs read."""
 import json
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -30,6 +31,8 @@ UNKNOWN_UUID = "GPU-????????-????-????-????-????????????"  # what the driver sho
 
 class Node:
     """A node file, read and checked. `text` is the file as it is, for the stand-ins."""
+
+    real = False
 
     def __init__(self, path):
         self.text = path.read_text()
@@ -63,8 +66,10 @@ class Node:
         simulation = HOME / "node"
         self._write_driver(simulation / "driver/nvidia")
         self._write_pci(simulation / "pci")
+        self._write_domains(simulation / "numa")
         kernel.bind(simulation / "driver", "/proc/driver")
         kernel.bind(simulation / "pci", "/sys/bus/pci")
+        kernel.bind(simulation / "numa", "/sys/devices/system/node")
         self._install_devices()
 
     def _write_driver(self, folder):
@@ -91,6 +96,18 @@ class Node:
                 _write(folder / "devices" / card["pci"] / name, f"{value}\n")
             os.symlink(f"../../devices/{card['pci']}", folder / "drivers/nvidia" / card["pci"])
 
+    def _write_domains(self, folder):
+        """NUMA nodes as firmware describes them: 10 to itself, 12 within a socket, 32 across."""
+        for name in ("online", "possible", "has_cpu", "has_memory"):
+            _write(folder / name, f"{_cpu_list(range(self.domains))}\n")
+        sockets = [domain * self.sockets // self.domains for domain in range(self.domains)]
+        for domain in range(self.domains):
+            distances = [10 if other == domain else 12 if sockets[other] == sockets[domain] else 32
+                         for other in range(self.domains)]
+            _write(folder / f"node{domain}/distance", " ".join(map(str, distances)) + "\n")
+            _write(folder / f"node{domain}/cpulist", f"{_cpu_list(self.cpus_near(domain))}\n")
+            _write(folder / f"node{domain}/cpumap", f"{_cpu_mask(self.cpus_near(domain))}\n")
+
     def _install_devices(self):
         """A /dev with the machine's nodes, less its NVIDIA ones, plus the simulated ones."""
         machine = os.open("/dev", os.O_PATH)
@@ -105,6 +122,24 @@ class Node:
                 _make_device(f"/dev/nvidia-caps/nvidia-cap{minor}", CAPABILITY_MAJOR, minor)
         for link, target in self.links.items():
             os.symlink(target, link)
+
+
+class Machine:
+    """The machine as it is, with the cards that its driver and its /dev have. Slurm is told of enough CPUs for tests."""
+
+    real = True
+    sockets, cores_per_socket = 1, max(os.cpu_count(), 8)
+    cpus = sockets * cores_per_socket
+
+    def __init__(self):
+        informations = [path.read_text() for path in Path("/proc/driver/nvidia/gpus").glob("*/information")]
+        minors = {int(re.search(r"Device Minor:\s*(\d+)", text).group(1)) for text in informations}
+        self.cards = self.minors = sorted(minor for minor in minors if os.path.exists(f"/dev/nvidia{minor}"))
+        if not self.minors:
+            raise Problem("this machine has no NVIDIA card with a loaded driver: leave --real out to simulate some.")
+
+    def install(self):
+        """Nothing stands in the place of anything."""
 
 
 def _capabilities(card):

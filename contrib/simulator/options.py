@@ -19,6 +19,7 @@ examples:
   contrib/cluster --no-plugin --nodes 2 -- srun -N2 hostname
   contrib/cluster --plugstack 'default=single' --user nobody -- srun --gres=gpu:1 env
   contrib/cluster --slurm 26.05 -- srun --version
+  contrib/cluster --real -- srun --gres=gpu:1 --gpu-align nvidia-smi -L
   contrib/cluster --conf 'Prolog=/path/to/prolog' --gres my-gres.conf -- ./my-test
 
 node file:
@@ -57,8 +58,10 @@ def _parser():
     add("--cache", type=Path, default=Path("/var/cache/gpu-align"), metavar="DIR",
         help="where the chroots are kept (default: %(default)s)")
     add("--nodes", type=int, default=1, metavar="N", help="that many nodes, n1 to nN (default: 1)")
-    add("--node", type=Path, default=REPOSITORY / "tests/nodes/inv8p.json", metavar="FILE",
-        help="the simulated node (default: tests/nodes/inv8p.json)")
+    cards = parser.add_mutually_exclusive_group()
+    cards.add_argument("--node", type=Path, default=REPOSITORY / "tests/nodes/inv8p.json", metavar="FILE",
+                       help="the simulated node (default: tests/nodes/inv8p.json)")
+    cards.add_argument("--real", action="store_true", help="no simulation: this machine's own NVIDIA cards")
     add("--gres", type=Path, metavar="FILE", help="a gres.conf to use instead of the generated one")
     add("--constrain", choices=("yes", "no"), default="yes", help="ConstrainDevices in cgroup.conf (default: yes)")
     add("--conf", action="append", default=[], metavar="LINE", help="one more line for slurm.conf; repeatable")

@@ -41,7 +41,8 @@ def _make(name, folder):
         done = subprocess.run(_command(name, partial), env=_environment(), stdout=output, stderr=output,
                               stdin=subprocess.DEVNULL)
     if done.returncode:
-        raise Problem(f"debootstrap could not make Debian {name} in {partial}; its last words in {log} were:\n"
+        shutil.rmtree(partial, ignore_errors=True)
+        raise Problem(f"debootstrap could not make Debian {name} in {folder}; its last words in {log} were:\n"
                       + "\n".join(f"    {line}" for line in log.read_text().splitlines()[-5:]))
     shutil.rmtree(partial / "var/cache/apt", ignore_errors=True)
     partial.rename(folder)

@@ -75,6 +75,24 @@ pub fn read(root: &Path) -> Result<Inventory, DriverError> {
     Ok(Inventory::new(cards))
 }
 
+/// The loaded driver's version, like `580.159.04`, from
+/// `<root>/proc/driver/nvidia/version`.
+pub fn version(root: &Path) -> Result<String, DriverError> {
+    let path = root.join("proc/driver/nvidia/version");
+    let content = text::read(&path, MAX_INFORMATION).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => DriverError::NotLoaded(path.clone()),
+        _ => DriverError::Unreadable { path: path.clone(), error },
+    })?;
+    let is_version =
+        |word: &&str| word.contains('.') && word.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+    content
+        .lines()
+        .next()
+        .and_then(|line| line.split_whitespace().find(is_version))
+        .map(str::to_owned)
+        .ok_or(DriverError::Malformed { path, key: "NVRM version" })
+}
+
 /// One card's `information` file; `None` for an excluded card.
 fn parse_information(path: &Path, content: &str) -> Result<Option<Card>, DriverError> {
     let field = |key: &'static str| {
@@ -152,6 +170,23 @@ mod tests {
         let inventory = read(root.path()).unwrap();
         assert_eq!(inventory.cards().len(), 1);
         assert_eq!(inventory.cards()[0].uuid, None);
+    }
+
+    #[test]
+    fn the_version_is_the_drivers_not_the_compilers() {
+        let root = tempfile::tempdir().unwrap();
+        assert!(matches!(version(root.path()), Err(DriverError::NotLoaded(_))));
+        fs::create_dir_all(root.path().join("proc/driver/nvidia")).unwrap();
+        let write = |text| fs::write(root.path().join("proc/driver/nvidia/version"), text).unwrap();
+        for module in ["Open Kernel Module for x86_64", "x86_64 Kernel Module"] {
+            write(format!(
+                "NVRM version: NVIDIA UNIX {module}  580.159.04  Release Build  (x@)  \n\
+                 GCC version:  gcc version 15.3.0 (GCC) \n"
+            ));
+            assert_eq!(version(root.path()).unwrap(), "580.159.04");
+        }
+        write("GCC version:\n".into());
+        assert!(matches!(version(root.path()), Err(DriverError::Malformed { .. })));
     }
 
     #[test]

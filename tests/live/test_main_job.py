@@ -117,6 +117,13 @@ class MainJob(unittest.TestCase):
             self.assertFalse([name for name in task.env if name.startswith(("CUDA_", "GPU_ALIGN_"))])
         self.assertEqual((log, plain_log), ("", ""))
         self.assertEqual(len(plain), 2)
+        tasks, log = srun("-n1", "--gpu-align", env={"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
+        self.assertEqual((tasks[0].env["CUDA_DEVICE_ORDER"], log), ("FASTEST_FIRST", ""))
+
+    def test_an_empty_variable_asks_for_nothing(self):
+        tasks, log = srun("-n1", "--gres=gpu:1", env={"SLURM_GPU_ALIGN": ""})
+        self.assertNotIn("GPU_ALIGN_VERSION", tasks[0].env)
+        self.assertEqual(log, "")
 
     def test_a_wrong_word_is_refused_before_anything_is_submitted(self):
         before = run("squeue", "-h", "-a", "-o", "%A").stdout
