@@ -2,10 +2,14 @@
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 from . import HOME, REPOSITORY, kernel
+from .options import plugin_file
 
 STAND_INS = {"libsim_cuda.so": "libcuda.so.1", "libsim_nvml.so": "libnvidia-ml.so.1"}
+
+SUITES_OWN = {"/", "/usr", "/usr/bin", "/usr/lib", "/usr/sbin", "/bin", "/lib", "/sbin", "/etc", "/var", "/var/lib"}
 
 
 def build(node, tree, root):
@@ -43,21 +47,22 @@ def _enter_root(suite):
     kernel.mount("overlay", root, f"lowerdir={suite},upperdir={HOME}/upper,workdir={HOME}/work")
     kernel.make_unbindable(root)
     for path in ("/dev", "/proc", "/sys", "/run", "/tmp", "/etc/passwd", "/etc/group", "/etc/hosts"):
-        kernel.bind(path, f"{root}{path}")
-    for path in {here, str(REPOSITORY), os.path.dirname(os.environ.get("GPU_ALIGN_PLUGIN", ""))}:
-        _bind_own_path(path, root)
+        _show(path, root)
+    for path in {here, str(REPOSITORY), str(plugin_file().parent)} - SUITES_OWN:
+        if not os.path.exists(f"{root}{path}") or not os.path.samefile(path, f"{root}{path}"):
+            _show(path, root)
     os.chroot(root)
     os.chdir(here)
 
 
-def _bind_own_path(path, root):
-    """Folders that the suite itself is made of keep the suite's content."""
-    target = f"{root}{path}"
-    if not path.startswith("/") or path.count("/") == 1 and os.path.isdir(target) and os.listdir(target):
-        return
-    if not os.path.exists(target) or not os.path.samefile(path, target):
-        os.makedirs(target, exist_ok=True)
-        kernel.bind(path, target)
+def _show(path, root):
+    """Bind the machine's file or folder at its own path below `root`."""
+    target = Path(f"{root}{path}")
+    if os.path.isdir(path):
+        target.mkdir(parents=True, exist_ok=True)
+    else:
+        target.touch()
+    kernel.bind(path, target)
 
 
 def _install_stand_ins():
