@@ -1,6 +1,7 @@
 """The private mount namespace: a /run and a temporary file system of its own, the simulated node, the stand-ins."""
 import os
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
@@ -20,6 +21,7 @@ def build(node, tree, root):
     _private_run()
     tree.enter()
     node.install()
+    _name_this_host()
     if root:
         _enter_root(root)
     _install_stand_ins()
@@ -37,6 +39,14 @@ def _private_run():
     for name in os.listdir(HOME / "machine"):
         if name not in ("munge", "gpu-align") and not (HOME.parent / name).exists():
             os.symlink(HOME / "machine" / name, HOME.parent / name)
+
+
+def _name_this_host():
+    """Slurm looks this host's name up again and again: answer from /etc/hosts, whatever the machine's resolver does."""
+    machine, private = Path("/etc/hosts"), HOME / "etc/hosts"
+    if machine.exists():
+        private.write_text(f"127.0.0.1 {socket.gethostname()}\n{machine.read_text()}")
+        kernel.bind(private, machine)
 
 
 def _enter_root(suite):
