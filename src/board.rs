@@ -165,7 +165,8 @@ impl Board<'_> {
             own: slot.own.load(Ordering::Relaxed) as usize,
             own_count: slot.own_count.load(Ordering::Relaxed) as usize,
         };
-        (plan.own + plan.own_count <= plan.visible.len()).then_some(plan)
+        let own = plan.own.checked_add(plan.own_count)?;
+        (plan.own_count > 0 && own <= plan.visible.len()).then_some(plan)
     }
 
     fn bits(&self, held: &[Device]) -> [u64; MAX_DEVICES / 64] {
@@ -194,4 +195,49 @@ fn caution_of(code: u8) -> Option<Caution> {
     [Caution::NotInPciOrder, Caution::UnknownGresList]
         .into_iter()
         .find(|caution| caution_code(Some(*caution)) == code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spank::SharedSlots;
+
+    /// A slot that holds `all` bits or none at all, as no task writes it.
+    fn spoilt(write: impl Fn(&Slot)) -> Vec<Task> {
+        let slots = SharedSlots::<Slot>::new(1).unwrap();
+        let devices: Vec<Device> = (0..3).map(Device::whole).collect();
+        write(&slots[0]);
+        Board { slots: &slots, devices: &devices }.tasks()
+    }
+
+    #[test]
+    fn what_a_slot_holds_is_never_trusted() {
+        let silent = |write: &dyn Fn(&Slot)| {
+            let tasks = spoilt(|slot| {
+                slot.outcome.store(2, Ordering::Relaxed);
+                slot.layout.store(Layout::All as u8, Ordering::Relaxed);
+                slot.visible_count.store(1, Ordering::Relaxed);
+                slot.own_count.store(1, Ordering::Relaxed);
+                write(slot);
+            });
+            tasks[0].outcome == Outcome::Silent
+        };
+        assert!(!silent(&|_| ()));
+        assert!(silent(&|slot| slot.own.store(1, Ordering::Relaxed)));
+        assert!(silent(&|slot| slot.own_count.store(0, Ordering::Relaxed)));
+        assert!(silent(&|slot| slot.own_count.store(u32::MAX, Ordering::Relaxed)));
+        assert!(silent(&|slot| slot.visible_count.store(0, Ordering::Relaxed)));
+        assert!(silent(&|slot| slot.visible[0].store(9, Ordering::Relaxed)));
+        assert!(silent(&|slot| slot.layout.store(9, Ordering::Relaxed)));
+        assert!(silent(&|slot| slot.outcome.store(9, Ordering::Relaxed)));
+    }
+
+    #[test]
+    fn a_task_without_a_slot_has_no_turn_and_no_place() {
+        let slots = SharedSlots::<Slot>::new(1).unwrap();
+        let board = Board { slots: &slots, devices: &[] };
+        assert_eq!(board.turn(7, &[], Duration::ZERO), None);
+        board.ended(7);
+        assert!(!board.claim_report());
+    }
 }

@@ -9,7 +9,7 @@ use crate::align::plan::{self, Layout, Plan, Turn, cuda_visible_devices};
 use crate::align::policy::Policy;
 use crate::board::MAX_DEVICES;
 use crate::device::{Device, Inventory};
-use crate::slurm::step::{Said, task_numbers};
+use crate::slurm::step::{Said, task_numbers, task_uuids};
 
 /// What is known of a step on this node before its tasks start.
 #[derive(Clone, Debug)]
@@ -20,6 +20,8 @@ pub struct Step {
     pub policy: Policy,
     /// The node's cards, or why they are not known.
     pub inventory: Result<Inventory, String>,
+    /// Why some of its cards have no UUID, where that is known.
+    pub gap: Option<String>,
     /// The gres list, position → device; `None` where it is not known.
     pub positions: Option<Vec<Option<Device>>>,
     pub said: Said,
@@ -57,7 +59,10 @@ impl Step {
             Err(_) if self.said.positions.is_none() => return Ok(None),
             Err(why) => return Err(why.clone()),
         };
-        self.decide_among(inventory, local, reach, env, turn).map_err(|doubt| doubt.to_string())
+        self.decide_among(inventory, local, reach, env, turn).map_err(|doubt| match &self.gap {
+            Some(why) if matches!(doubt, Doubt::Placeholder(_)) => why.clone(),
+            _ => doubt.to_string(),
+        })
     }
 
     fn decide_among(
@@ -72,7 +77,9 @@ impl Step {
         if devices > MAX_DEVICES {
             return Err(Doubt::TooMany(devices));
         }
-        let task = task_numbers(env);
+        let task = task_numbers(&env);
+        let named: Option<Vec<Option<Device>>> = task_uuids(&env)
+            .map(|uuids| uuids.iter().map(|uuid| inventory.device_of_uuid(uuid)).collect());
         let facts = Facts {
             inventory,
             reach,
@@ -80,6 +87,7 @@ impl Step {
             step: self.said.positions.as_deref(),
             count: self.said.count,
             task: task.as_deref(),
+            named: named.as_deref(),
             reading: self.reading,
         };
         let Some(allotment) = allotment(&facts)? else {

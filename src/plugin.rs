@@ -1,27 +1,33 @@
 //! The hooks: what happens when, in which process. No decision is made here.
 //!
-//! slurmstepd reads the driver, the gres list and the step's variables as root
+//! slurmstepd reads the node, the gres list and the step's variables as root
 //! before it forks ([`init_post_opt`]); each task asks the kernel and decides
 //! for itself, last thing before its program starts ([`task_init`]).
 
 use std::ffi::CString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
-use crate::align::policy::{Policy, Print, Words};
+use crate::align::policy::{Policy, Print, WordError, Words};
 use crate::board::{Board, Slot};
 use crate::device::{Device, Inventory, clip};
 use crate::launch::{self, Step};
-use crate::node::driver;
+use crate::node::gather::{Gathered, gather};
 use crate::reach::{may_open, reach};
-use crate::report::{Outcome as Fate, Report, Task};
-use crate::slurm::gres_list::GresList;
+use crate::report::{MAX_BYTES, Outcome as Fate, Report, Task, bounded};
+use crate::slurm::files;
 use crate::slurm::plugstack::Site;
 use crate::slurm::step::{self, Kind, Said};
-use crate::spank::{self, Context, Outcome, SharedSlots, Spank, StateCell, TaskLog};
+use crate::spank::{self, Context, Outcome, SharedSlots, Spank, SpankError, StateCell, TaskLog};
 
 /// How long a task waits for its siblings where they share a set of devices.
 const PATIENCE: Duration = Duration::from_millis(250);
+
+/// `print=task`: so many tasks of a node print their line; a step's words stay few.
+const MAX_SPEAKERS: u32 = 128;
+
+/// The same where the tasks share no page, and so cannot leave it to one.
+const MAX_ALONE: u32 = 16;
 
 /// What a user sets where an option cannot be given.
 const WORDS_VARIABLE: &str = "SLURM_GPU_ALIGN";
@@ -109,7 +115,7 @@ pub fn task_post_fork(_spank: &Spank<'_>) -> Outcome {
     PLUGIN.with(|plugin| {
         if let Some(running) = &mut plugin.running {
             running.forked += 1;
-            if running.forked == running.step.tasks {
+            if running.forked >= running.step.tasks {
                 running.log = None;
             }
         }
@@ -159,37 +165,52 @@ fn environment(spank: &Spank<'_>) -> impl Fn(&str) -> Option<String> {
     move |name| spank.getenv(&CString::new(name).ok()?).ok().flatten()
 }
 
+/// What the job's SLURM_GPU_ALIGN asks for, or why it cannot be read.
+fn words_of_job(spank: &Spank<'_>) -> Result<Option<Words>, String> {
+    let name = CString::new(WORDS_VARIABLE).map_err(|why| why.to_string())?;
+    match spank.getenv(&name) {
+        Ok(Some(text)) if !text.is_empty() => {
+            text.parse().map(Some).map_err(|why: WordError| format!("{WORDS_VARIABLE}: {why}"))
+        }
+        Err(why @ SpankError::TooLong { .. }) => Err(why.to_string()),
+        Ok(_) | Err(_) => Ok(None),
+    }
+}
+
 impl Running {
     /// Reads what a step rests on; `None` if it is not to be aligned.
     fn gather(spank: &Spank<'_>, plugin: &Plugin) -> Option<Running> {
         let env = environment(spank);
         let kind = Kind::of(spank.step_id().ok()?);
-        let words = env(WORDS_VARIABLE).filter(|words| !words.is_empty());
-        let words = words.map(|words| words.parse::<Words>());
-        let refused = words.as_ref().and_then(|words| words.as_ref().err());
-        let words = words.as_ref().and_then(|words| words.as_ref().ok());
-        let places = plugin.site.default.iter().chain(words).chain(&plugin.option);
+        // Words that are not understood still ask for something: a doubt to be said (rule 6).
+        let (words, refused) = match words_of_job(spank) {
+            Ok(words) => (words, None),
+            Err(why) => (Some(Words::default()), Some(why)),
+        };
+        let places = plugin.site.default.iter().chain(&words).chain(&plugin.option);
         let policy = Policy::resolve(places);
         if plugin.disabled || policy.is_off() || kind == Kind::Extern {
             return None;
         }
-        let inventory = match refused {
-            None => driver::read(Path::new("/")).map_err(|why| why.to_string()),
-            Some(why) => Err(format!("{WORDS_VARIABLE}: {why}")),
+        let said = Said::read(kind, &env);
+        let Gathered { inventory, gap } = match refused {
+            None => gather(Path::new("/"), &plugin.site.sources(), said.holds_devices()),
+            Some(why) => Gathered { inventory: Err(why), gap: None },
         };
         // slurmd gives it to slurmstepd; the job's environment gets it later.
         let node = std::env::var("SLURMD_NODENAME").unwrap_or_else(|_| "this node".to_owned());
-        let positions =
-            inventory.as_ref().ok().and_then(|known| read_positions(&plugin.site, &node, known));
+        let own = plugin.site.gres_conf.as_deref();
+        let list = inventory.as_ref().ok().and_then(|known| files::gres_list(own, &node, known));
         let step = Step {
             name: step::name(spank.job_id().ok()?, spank.step_id().ok()?),
             node,
             policy,
-            positions,
-            said: Said::read(kind, env),
+            positions: list.map(|list| list.devices()),
+            said,
             reading: plugin.site.unconstrained,
             tasks: spank.local_task_count().ok()? as usize,
             inventory,
+            gap,
         };
         let devices = step.inventory.iter().flat_map(Inventory::devices).collect();
         Some(Running { step, devices, board: None, log: None, forked: 0 })
@@ -243,8 +264,11 @@ impl Running {
     fn say(&self, task: &Task) {
         let alone = std::slice::from_ref(task);
         let print = self.step.policy.print;
-        if print == Print::Task {
-            let line = self.report(alone).task_line(task).unwrap_or_default();
+        if print == Print::Task && task.local <= MAX_SPEAKERS {
+            let line = match task.local < MAX_SPEAKERS {
+                true => self.report(alone).task_line(task).unwrap_or_default(),
+                false => format!("gpu-align: no lines from local rank {MAX_SPEAKERS} on\n"),
+            };
             write(TaskLog::of_stderr().ok().as_ref(), &line);
         }
         match self.board() {
@@ -254,8 +278,12 @@ impl Running {
                     write(self.log.as_ref(), &self.text(&board.tasks()));
                 }
             }
-            // More tasks than can share a page: each speaks for itself.
-            None => write(TaskLog::of_stderr().ok().as_ref(), &self.text(alone)),
+            // More tasks than can share a page: the first ones speak for themselves.
+            None if task.local < MAX_ALONE => {
+                let text = bounded(self.text(alone), MAX_BYTES / MAX_ALONE as usize);
+                write(TaskLog::of_stderr().ok().as_ref(), &text);
+            }
+            None => {}
         }
     }
 
@@ -290,18 +318,6 @@ impl Running {
             tasks,
         }
     }
-}
-
-/// The gres list, from the first gres.conf that can be read: where the site
-/// says, beside slurm.conf, where a configless slurmd keeps it, or the usual place.
-fn read_positions(site: &Site, node: &str, inventory: &Inventory) -> Option<Vec<Option<Device>>> {
-    let beside_slurm_conf = std::env::var_os("SLURM_CONF")
-        .and_then(|conf| Some(PathBuf::from(conf).parent()?.join("gres.conf")));
-    let usual = ["/run/slurm/conf/gres.conf", "/etc/slurm/gres.conf"].map(PathBuf::from);
-    let mut candidates = site.gres_conf.iter().chain(&beside_slurm_conf).chain(&usual);
-    let list =
-        candidates.find_map(|path| GresList::read(path, node, Path::new("/"), inventory).ok())?;
-    Some(list.devices())
 }
 
 fn set(spank: &Spank<'_>, variables: &[(&'static str, String)]) -> Result<(), String> {

@@ -4,7 +4,7 @@
 //! every line that is not JSON.
 
 use std::collections::BTreeMap;
-use std::fmt::{self, Write};
+use std::fmt;
 
 use serde::Serialize;
 
@@ -13,8 +13,20 @@ use crate::align::plan::{Layout, Plan};
 use crate::align::policy::{Order, Policy};
 use crate::device::{Device, Inventory};
 
-/// All that one node of a step may print.
-const MAX_BYTES: usize = 48 * 1024;
+/// All that one node of a step may print in a block, its notes or JSON.
+pub const MAX_BYTES: usize = 48 * 1024;
+
+/// The same for the notes below the lines of `print=task`.
+const MAX_NOTES: usize = 16 * 1024;
+
+/// The longest line but for JSON, in characters; real ones have some 150.
+const MAX_LINE: usize = 1000;
+
+/// Rows that are made at all: more do not fit [`MAX_BYTES`].
+const MAX_ROWS: usize = 512;
+
+/// Local ranks that one line lists.
+const MAX_RANKS: usize = 64;
 
 /// What became of one task.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,27 +83,35 @@ impl Report<'_> {
         if let Some(header) = self.header() {
             let mut rows = Vec::new();
             for task in self.tasks {
-                self.rows(task, &mut rows);
+                if rows.len() <= MAX_ROWS {
+                    self.rows(task, &mut rows);
+                }
             }
             self.unowned_rows(&mut rows);
             push_line(&mut text, &header);
             text.push_str(&table(&rows));
         }
         self.push_notes(&mut text);
-        bounded(text)
+        bounded(text, MAX_BYTES)
     }
 
     /// The lines below the table: sharing, hints, cautions and doubts.
     pub fn notes(&self) -> String {
         let mut text = String::new();
         self.push_notes(&mut text);
-        bounded(text)
+        bounded(text, MAX_NOTES)
     }
 
     /// `print=json`: one object a line, one line a task.
     pub fn json(&self) -> String {
-        let lines = self.tasks.iter().filter_map(|task| self.json_line(task));
-        bounded(lines.fold(String::new(), |text, line| text + &line + "\n"))
+        let mut text = String::new();
+        for line in self.tasks.iter().filter_map(|task| self.json_line(task)) {
+            text = text + &line + "\n";
+            if text.len() > MAX_BYTES {
+                break;
+            }
+        }
+        bounded(text, MAX_BYTES)
     }
 
     /// `print=task`: where one task's own device is.
@@ -101,8 +121,9 @@ impl Report<'_> {
         };
         let own = plan.own_device();
         let card = self.inventory.card(own);
-        Some(format!(
-            "gpu-align: {} step {} rank {} local {}: cuda:{} is card {} {} {} {} (mode {}, {} visible)\n",
+        let mut text = String::new();
+        let line = format!(
+            "{} step {} rank {} local {}: cuda:{} is card {} {} {} {} (mode {}, {} visible)",
             self.node,
             self.step,
             task.rank,
@@ -114,7 +135,9 @@ impl Report<'_> {
             card.model,
             plan.layout,
             plan.visible.len(),
-        ))
+        );
+        push_line(&mut text, &line);
+        Some(text)
     }
 
     fn plans(&self) -> impl Iterator<Item = (&Task, &Plan)> {
@@ -367,8 +390,10 @@ fn table(rows: &[Row]) -> String {
 }
 
 fn push_line(text: &mut String, line: &str) {
-    // Writing to a String cannot fail.
-    let _ = writeln!(text, "gpu-align: {line}");
+    let clean = |c: char| if c.is_control() { '?' } else { c };
+    text.push_str("gpu-align: ");
+    text.extend(line.chars().take(MAX_LINE).map(clean));
+    text.push('\n');
 }
 
 fn count(n: usize, what: &str) -> String {
@@ -376,14 +401,17 @@ fn count(n: usize, what: &str) -> String {
 }
 
 fn join(numbers: &[u32]) -> String {
-    numbers.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
+    let list = numbers.iter().take(MAX_RANKS).map(u32::to_string).collect::<Vec<_>>().join(",");
+    match numbers.len().saturating_sub(MAX_RANKS) {
+        0 => list,
+        more => format!("{list} and {more} more"),
+    }
 }
 
-/// Cuts a text at a line's end before [`MAX_BYTES`].
-fn bounded(mut text: String) -> String {
-    if text.len() > MAX_BYTES {
-        let end =
-            text.as_bytes()[..MAX_BYTES].iter().rposition(|&b| b == b'\n').map_or(0, |i| i + 1);
+/// Cuts a text at a line's end before `most` bytes, and says so.
+pub fn bounded(mut text: String, most: usize) -> String {
+    if text.len() > most {
+        let end = text.as_bytes()[..most].iter().rposition(|&b| b == b'\n').map_or(0, |i| i + 1);
         text.truncate(end);
         push_line(&mut text, "the rest is left out, it is too long for a log");
     }

@@ -1,7 +1,8 @@
 """Two processes: the launcher, which the user started and signals, and the keeper, the first process of the namespace.
 
 The keeper starts the daemons and COMMAND and collects every process of the namespace. Whatever ends it, the kernel
-then ends all of them; whatever ends the launcher, the keeper gets SIGTERM. So no order of deaths leaves anything behind.
+then ends all of them; whatever ends the launcher, the keeper gets SIGTERM. A third process waits for the end of both to
+remove the cgroups. So no order of deaths leaves anything behind.
 """
 import os
 import signal
@@ -10,8 +11,7 @@ import subprocess
 import sys
 import time
 
-from . import Problem, config, kernel, options, space, suite
-from .cgroups import Cgroups
+from . import Problem, cgroups, config, kernel, options, space, suite
 from .node import Machine, Node
 from .services import Services
 
@@ -35,19 +35,24 @@ def main(arguments):
 
 
 def _launch(chosen, node, root):
-    """Run the keeper in its namespaces, hand it our signals, and clean up what lies outside of them."""
-    cgroups = Cgroups(f"gpu-align-cluster-{os.getpid()}")
+    """Run the keeper in its namespaces, hand it our signals, and see that nothing of it is left."""
+    tree = cgroups.of_this_machine(f"gpu-align-cluster-{os.getpid()}")
     ports = _reserve_ports(1 + chosen.nodes)
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    sweeper, held = tree.remove_behind()
     try:
-        cgroups.create()
+        tree.create()
         kernel.unshare(kernel.CLONE_NEWPID)
         keeper = os.fork()
         if keeper == 0:
-            os._exit(_keep(chosen, node, root, cgroups, list(ports)))
+            os._exit(_keep(chosen, node, root, tree, list(ports)))
         return _watch(keeper)
+    except OSError as error:
+        raise Problem(f"this machine's cgroups and namespaces cannot be used: {error}: run in no container, "
+                      "or in a privileged one.") from None
     finally:
-        cgroups.remove()
+        os.close(held)
+        os.waitpid(sweeper, 0)
 
 
 def _watch(keeper):
@@ -86,13 +91,13 @@ class _Ended(BaseException):
     """The launcher, or the terminal, wants the cluster to end."""
 
 
-def _keep(chosen, node, root, cgroups, ports):
+def _keep(chosen, node, root, tree, ports):
     """The life of the keeper: the cluster, COMMAND, and the end of every process. Returns the exit status."""
     try:
         kernel.signal_on_parent_death(signal.SIGTERM)
         _on_ending(_raise_ended)
-        space.build(node, cgroups, root)
-        config.write(chosen, node, ports, cgroups.conf)
+        space.build(node, tree, root)
+        config.write(chosen, node, ports, tree.conf)
         services = Services(chosen.nodes)
         services.start()
         return _run(chosen, services)
@@ -102,7 +107,6 @@ def _keep(chosen, node, root, cgroups, ports):
         return 128 + signal.SIGTERM
     finally:
         _end_all()
-        cgroups.remove()
 
 
 def _raise_ended(_number, _frame):

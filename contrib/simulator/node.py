@@ -66,8 +66,10 @@ class Node:
         simulation = HOME / "node"
         self._write_driver(simulation / "driver/nvidia")
         self._write_pci(simulation / "pci")
+        self._write_domains(simulation / "numa")
         kernel.bind(simulation / "driver", "/proc/driver")
         kernel.bind(simulation / "pci", "/sys/bus/pci")
+        kernel.bind(simulation / "numa", "/sys/devices/system/node")
         self._install_devices()
 
     def _write_driver(self, folder):
@@ -93,6 +95,18 @@ class Node:
             for name, value in attributes.items():
                 _write(folder / "devices" / card["pci"] / name, f"{value}\n")
             os.symlink(f"../../devices/{card['pci']}", folder / "drivers/nvidia" / card["pci"])
+
+    def _write_domains(self, folder):
+        """NUMA nodes as firmware describes them: 10 to itself, 12 within a socket, 32 across."""
+        for name in ("online", "possible", "has_cpu", "has_memory"):
+            _write(folder / name, f"{_cpu_list(range(self.domains))}\n")
+        sockets = [domain * self.sockets // self.domains for domain in range(self.domains)]
+        for domain in range(self.domains):
+            distances = [10 if other == domain else 12 if sockets[other] == sockets[domain] else 32
+                         for other in range(self.domains)]
+            _write(folder / f"node{domain}/distance", " ".join(map(str, distances)) + "\n")
+            _write(folder / f"node{domain}/cpulist", f"{_cpu_list(self.cpus_near(domain))}\n")
+            _write(folder / f"node{domain}/cpumap", f"{_cpu_mask(self.cpus_near(domain))}\n")
 
     def _install_devices(self):
         """A /dev with the machine's nodes, less its NVIDIA ones, plus the simulated ones."""

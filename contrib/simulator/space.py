@@ -8,13 +8,13 @@ from . import HOME, REPOSITORY, kernel
 STAND_INS = {"libsim_cuda.so": "libcuda.so.1", "libsim_nvml.so": "libnvidia-ml.so.1"}
 
 
-def build(node, cgroups, root):
+def build(node, tree, root):
     """Give this process a mount namespace and fill it; `root` is the chroot of another suite, or None."""
     kernel.unshare(kernel.CLONE_NEWNS)
     kernel.make_private()
     kernel.mount("proc", "/proc")
     _private_run()
-    cgroups.enter()
+    tree.enter()
     node.install()
     if root:
         _enter_root(root)

@@ -37,6 +37,9 @@ pub struct Facts<'a> {
     /// The numbers that Slurm wrote for this task, if it binds tasks: places
     /// within the step where devices are constrained, else positions.
     pub task: Option<&'a [u32]>,
+    /// The devices that Slurm named for this task by UUID instead, if it binds
+    /// tasks; `None` for a UUID that the node does not know.
+    pub named: Option<&'a Positions>,
     pub reading: Reading,
 }
 
@@ -95,14 +98,17 @@ enum Held<'a> {
 }
 
 /// Rule 2: a node counts as unconstrained when the task reaches more devices
-/// than the step was given.
+/// than the step was given. A card of the step that is lost is in no reach: on
+/// an unconstrained node another job's card would be taken for it (rule 3).
 ///
 /// `--gpu-bind=none` makes Slurm unset its list although the step holds
 /// devices; then the kernel's answer stands if it excludes anything, or if the
 /// count shows that the step holds them all.
 fn held<'a>(facts: &Facts<'a>, usable: usize) -> Result<Option<Held<'a>>, Doubt> {
     if let Some(step) = facts.step.filter(|step| !step.is_empty()) {
-        return Ok(Some(if usable <= step.len() {
+        let listed = |position: &u32| facts.positions?.get(*position as usize);
+        let lost = step.iter().filter(|position| listed(position) == Some(&None)).count();
+        return Ok(Some(if usable <= step.len() - lost {
             Held::ByKernel { given: step.len() }
         } else {
             Held::ByList(step)
@@ -128,6 +134,9 @@ type Decided = (Vec<Device>, bool, Option<Caution>);
 /// variable says it.
 fn constrained(facts: &Facts, usable: Vec<Device>, given: usize) -> Result<Decided, Doubt> {
     let bound_by_kernel = usable.len() < given;
+    if let Some(named) = facts.named.filter(|named| named.len() < given) {
+        return Ok((bound_by_name(named, &usable)?, true, None));
+    }
     match facts.task {
         None if bound_by_kernel => Err(missing(facts, &usable, given)),
         Some(task) if !bound_by_kernel && task.len() < usable.len() => {
@@ -158,6 +167,17 @@ fn bound_by_variable(
     Ok((in_pci_order(devices), caution))
 }
 
+/// UUIDs in a bound task's variable (slices from 23.11.4 on, cards with
+/// 26.05's `env_uuid`) need no numbering: they are the binding.
+fn bound_by_name(named: &Positions, usable: &[Device]) -> Result<Vec<Device>, Doubt> {
+    let devices: Vec<Device> =
+        named.iter().flatten().filter(|device| usable.contains(device)).copied().collect();
+    if devices.is_empty() || devices.len() < named.len() {
+        return Err(Doubt::Missing { given: named.len(), reached: devices.len() });
+    }
+    Ok(in_pci_order(devices))
+}
+
 /// Why a step's device cannot be opened: the one that is lost, by name, if the
 /// gres list tells.
 fn missing(facts: &Facts, usable: &[Device], given: usize) -> Doubt {
@@ -176,10 +196,16 @@ fn missing(facts: &Facts, usable: &[Device], given: usize) -> Doubt {
 
 /// Rule 2 on a node that does not constrain devices: position → device.
 fn unconstrained(facts: &Facts, usable: &[Device], step: &[u32]) -> Result<Decided, Doubt> {
-    let bound = facts.task.filter(|task| task.len() < step.len());
     let (device_at, caution) = numbering(facts);
+    if let Some(named) = facts.named.filter(|named| named.len() < step.len()) {
+        let held = |device: &Device| step.iter().any(|&p| device_at(p) == Some(*device));
+        let held: Vec<Device> = usable.iter().copied().filter(held).collect();
+        return Ok((bound_by_name(named, &held)?, true, caution));
+    }
+    let bound = facts.task.filter(|task| task.len() < step.len());
+    let positions = bound.map_or(Ok(step.to_vec()), |task| positions_of(task, step))?;
     let mut devices = Vec::new();
-    for &position in bound.unwrap_or(step) {
+    for position in positions {
         let device = device_at(position).ok_or(Doubt::NoSuchCard(position))?;
         if !usable.contains(&device) {
             let pci = facts.inventory.card(device).pci;
@@ -188,6 +214,18 @@ fn unconstrained(facts: &Facts, usable: &[Device], step: &[u32]) -> Result<Decid
         devices.push(device);
     }
     Ok((in_pci_order(devices), bound.is_some(), caution))
+}
+
+/// A bound task's numbers, which are positions of the step; or places within it
+/// under `--gres-flags=allow-task-sharing` (seen on 24.11 and 26.05, where they
+/// name another job's cards). Nothing else tells the two apart: numbers that
+/// can be positions are taken for positions.
+fn positions_of(task: &[u32], step: &[u32]) -> Result<Vec<u32>, Doubt> {
+    if task.iter().all(|number| step.contains(number)) {
+        return Ok(task.to_vec());
+    }
+    let position_at = |place: &u32| step.get(*place as usize).copied();
+    task.iter().map(|n| position_at(n).ok_or(Doubt::NotTheSteps(*n))).collect()
 }
 
 /// What a position means on an unconstrained node: one reading for the whole
@@ -282,6 +320,7 @@ mod tests {
             step: None,
             count: None,
             task: None,
+            named: None,
             reading: Reading::Rank,
         }
     }
@@ -379,6 +418,25 @@ mod tests {
     }
 
     #[test]
+    fn rule_3_a_lost_card_does_not_make_the_neighbours_card_the_steps() {
+        let node = node(&[0, 1, 2]); // minor 3 fell off
+        let (list, reach) = (gres(&node, 0..4), cards(&[0, 1, 2]));
+        let step = Facts { step: Some(&[0, 1, 3]), ..facts(&node, &reach, &list) };
+        assert_eq!(allotment(&step), Err(Doubt::NoSuchCard(3)));
+    }
+
+    #[test]
+    fn rule_3_a_bound_task_gets_nothing_that_its_step_does_not_hold() {
+        let node = node(&[0, 1, 2, 3]);
+        let (list, reach) = (gres(&node, 0..4), cards(&[0, 1, 2, 3]));
+        let step = Facts { step: Some(&[2, 3]), ..facts(&node, &reach, &list) };
+        let numbered = Facts { task: Some(&[7]), ..step };
+        assert_eq!(allotment(&numbered), Err(Doubt::NotTheSteps(7)));
+        let named = Facts { named: Some(&[Some(Device::whole(0))]), ..step };
+        assert_eq!(allotment(&named), Err(Doubt::Missing { given: 1, reached: 0 }));
+    }
+
+    #[test]
     fn rule_4_a_binding_by_the_kernel_is_kept() {
         let node = node(&INV8P);
         let (list, reach) = (gres(&node, 0..8), cards(&[1]));
@@ -405,6 +463,35 @@ mod tests {
         let task = Facts { step: Some(&[1, 2]), task: Some(&[2]), ..facts(&node, &reach, &list) };
         let allotment = decided(&task);
         assert_eq!((allotment.devices, allotment.bound), (cards(&[2]), true));
+    }
+
+    #[test]
+    fn rule_4_a_binding_by_uuid_is_kept_however_devices_are_constrained() {
+        let node = node(&INV8P);
+        let list = gres(&node, 0..8);
+        let named = [Some(Device::whole(5))];
+        let step = [3, 4, 5];
+        let all = cards(&[0, 1, 2, 3, 4, 5, 6, 7]);
+        for reach in [cards(&[5]), cards(&[0, 1, 5]), all] {
+            let task =
+                Facts { step: Some(&step), named: Some(&named), ..facts(&node, &reach, &list) };
+            let allotment = decided(&Facts { reading: Reading::File, ..task });
+            assert_eq!((allotment.devices, allotment.bound), (cards(&[5]), true));
+        }
+        let reach = cards(&[0, 1]);
+        let lost = Facts { step: Some(&step), named: Some(&named), ..facts(&node, &reach, &list) };
+        assert_eq!(allotment(&lost), Err(Doubt::Missing { given: 1, reached: 0 }));
+    }
+
+    #[test]
+    fn rule_4_numbers_that_are_no_positions_of_the_step_are_places_within_it() {
+        let node = node(&[0, 1, 2, 3]);
+        let (list, reach) = (gres(&node, 0..4), cards(&[0, 1, 2, 3]));
+        let step = Facts { step: Some(&[2, 3]), ..facts(&node, &reach, &list) };
+        for (place, card) in [([0], [2]), ([1], [3])] {
+            let task = decided(&Facts { task: Some(&place), ..step });
+            assert_eq!((task.devices, task.bound), (cards(&card), true));
+        }
     }
 
     #[test]

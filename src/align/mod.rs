@@ -29,6 +29,10 @@ pub enum Doubt {
     )]
     NoSuchCard(u32),
     #[error(
+        "Slurm binds this task to position {0}, which its step does not hold; ask with --gres=gpu:N and without a binding"
+    )]
+    NotTheSteps(u32),
+    #[error(
         "this node does not constrain devices and Slurm does not say which cards are the step's; leave out --gpu-bind=none"
     )]
     NoList,

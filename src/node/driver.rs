@@ -31,6 +31,10 @@ pub enum DriverError {
     TooMany { path: PathBuf },
     #[error("{path}: the driver gives minor {minor} to two cards; ask the admin to look at it")]
     SharedMinor { path: PathBuf, minor: Minor },
+    #[error(
+        "{path}: the driver gives one bus id or UUID to two cards; ask the admin to look at it"
+    )]
+    SharedName { path: PathBuf },
 }
 
 /// Reads every card below `<root>/proc/driver/nvidia/gpus`, with its NUMA node
@@ -47,23 +51,46 @@ pub fn read(root: &Path) -> Result<Inventory, DriverError> {
         other => other.map_err(|e| unreadable(&gpus, e))?,
     };
     let mut cards: Vec<Card> = Vec::new();
-    for entry in entries {
+    for (number, entry) in entries.enumerate() {
+        if number == MAX_CARDS {
+            return Err(DriverError::TooMany { path: gpus });
+        }
         let entry = entry.map_err(|e| unreadable(&gpus, e))?;
         let path = entry.path().join("information");
         let content = text::read(&path, MAX_INFORMATION).map_err(|e| unreadable(&path, e))?;
         let Some(mut card) = parse_information(&path, &content)? else {
             continue;
         };
-        if cards.len() == MAX_CARDS {
-            return Err(DriverError::TooMany { path: gpus });
-        }
         if cards.iter().any(|other| other.minor == card.minor) {
             return Err(DriverError::SharedMinor { path, minor: card.minor });
+        }
+        // CUDA sees no card at all when a UUID is listed twice.
+        let same = |a: &Card| a.pci == card.pci || (a.uuid.is_some() && a.uuid == card.uuid);
+        if cards.iter().any(same) {
+            return Err(DriverError::SharedName { path });
         }
         card.numa = topology::numa_node(root, card.pci);
         cards.push(card);
     }
     Ok(Inventory::new(cards))
+}
+
+/// The loaded driver's version, like `580.159.04`, from
+/// `<root>/proc/driver/nvidia/version`.
+pub fn version(root: &Path) -> Result<String, DriverError> {
+    let path = root.join("proc/driver/nvidia/version");
+    let content = text::read(&path, MAX_INFORMATION).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => DriverError::NotLoaded(path.clone()),
+        _ => DriverError::Unreadable { path: path.clone(), error },
+    })?;
+    let is_version =
+        |word: &&str| word.contains('.') && word.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+    content
+        .lines()
+        .next()
+        .and_then(|line| line.split_whitespace().find(is_version))
+        .map(str::to_owned)
+        .ok_or(DriverError::Malformed { path, key: "NVRM version" })
 }
 
 /// One card's `information` file; `None` for an excluded card.
@@ -115,11 +142,13 @@ mod tests {
 
     const UUID: &str = "GPU-00000000-0008-4000-8000-000000000000";
 
+    const OTHER_UUID: &str = "GPU-00000000-0008-4000-8000-000000000001";
+
     #[test]
     fn cards_come_in_pci_order_with_their_names() {
         let root = tempfile::tempdir().unwrap();
         card(root.path(), "0000:c1:00.0", &information("0000:c1:00.0", "0", UUID, "No"));
-        card(root.path(), "0000:01:00.0", &information("0000:01:00.0", "4", UUID, "No"));
+        card(root.path(), "0000:01:00.0", &information("0000:01:00.0", "4", OTHER_UUID, "No"));
         let sys = root.path().join("sys/bus/pci/devices/0000:c1:00.0");
         fs::create_dir_all(&sys).unwrap();
         fs::write(sys.join("numa_node"), "3\n").unwrap();
@@ -144,6 +173,23 @@ mod tests {
     }
 
     #[test]
+    fn the_version_is_the_drivers_not_the_compilers() {
+        let root = tempfile::tempdir().unwrap();
+        assert!(matches!(version(root.path()), Err(DriverError::NotLoaded(_))));
+        fs::create_dir_all(root.path().join("proc/driver/nvidia")).unwrap();
+        let write = |text| fs::write(root.path().join("proc/driver/nvidia/version"), text).unwrap();
+        for module in ["Open Kernel Module for x86_64", "x86_64 Kernel Module"] {
+            write(format!(
+                "NVRM version: NVIDIA UNIX {module}  580.159.04  Release Build  (x@)  \n\
+                 GCC version:  gcc version 15.3.0 (GCC) \n"
+            ));
+            assert_eq!(version(root.path()).unwrap(), "580.159.04");
+        }
+        write("GCC version:\n".into());
+        assert!(matches!(version(root.path()), Err(DriverError::Malformed { .. })));
+    }
+
+    #[test]
     fn a_driver_that_cannot_be_read_is_an_error_that_names_the_place() {
         let root = tempfile::tempdir().unwrap();
         let error = read(root.path()).unwrap_err();
@@ -154,5 +200,18 @@ mod tests {
         card(root.path(), "a", &information("0000:01:00.0", "0", UUID, "No"));
         card(root.path(), "b", &information("0000:02:00.0", "0", UUID, "No"));
         assert!(matches!(read(root.path()), Err(DriverError::SharedMinor { .. })));
+        card(root.path(), "b", &information("0000:02:00.0", "1", UUID, "No"));
+        assert!(matches!(read(root.path()), Err(DriverError::SharedName { .. })));
+        card(root.path(), "b", &information("0000:01:00.0", "1", OTHER_UUID, "No"));
+        assert!(matches!(read(root.path()), Err(DriverError::SharedName { .. })));
+    }
+
+    #[test]
+    fn no_more_folders_are_read_than_a_machine_has_cards() {
+        let root = tempfile::tempdir().unwrap();
+        for n in 0..=MAX_CARDS {
+            card(root.path(), &n.to_string(), &information("0000:01:00.0", "0", UUID, "Yes"));
+        }
+        assert!(matches!(read(root.path()), Err(DriverError::TooMany { .. })));
     }
 }

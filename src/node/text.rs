@@ -1,7 +1,8 @@
 //! Small kernel files, read with a bound on what they may hold.
 
-use std::fs::File;
+use std::fs::OpenOptions;
 use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// Reads at most `limit` bytes of `path`; what is not UTF-8 becomes U+FFFD.
@@ -9,7 +10,8 @@ use std::path::Path;
 /// Two reads and no stat for a file of /proc or /sys, which is what keeps the
 /// plugin's share of a launch small.
 pub fn read(path: &Path, limit: usize) -> io::Result<String> {
-    let mut file = File::open(path)?;
+    // Where a pipe has taken the file's place, opening must not wait for a writer.
+    let mut file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
     let mut bytes = vec![0; limit];
     let mut held = 0;
     while held < limit {
@@ -21,4 +23,23 @@ pub fn read(path: &Path, limit: usize) -> io::Result<String> {
         }
     }
     Ok(String::from_utf8_lossy(&bytes[..held]).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pipe_without_a_writer_holds_nobody_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
+        assert!(made.success());
+        assert_eq!(read(&path, 10).unwrap(), "");
+    }
+
+    #[test]
+    fn no_more_is_read_than_was_asked_for() {
+        assert_eq!(read(Path::new("/dev/zero"), 3).unwrap(), "\0\0\0");
+    }
 }

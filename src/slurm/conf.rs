@@ -23,6 +23,7 @@ pub const MAX_BYTES: usize = 1 << 20;
 /// Files read in all, the first one included.
 pub const MAX_FILES: usize = 32;
 const MAX_DEPTH: usize = 8;
+const MAX_PATH: usize = 512;
 
 #[derive(Debug, Error)]
 pub enum ConfError {
@@ -32,6 +33,8 @@ pub enum ConfError {
     TooLarge(PathBuf),
     #[error("{}:{line}: Include {value}: more than {MAX_FILES} files or {MAX_DEPTH} levels; does a file include itself?", .path.display())]
     Include { path: PathBuf, line: usize, value: String },
+    #[error("{}:{line}: Include {value}: no path is as long; correct it", .path.display())]
+    LongName { path: PathBuf, line: usize, value: String },
 }
 
 impl ConfError {
@@ -97,6 +100,13 @@ impl Reader<'_> {
             };
             if self.files >= MAX_FILES || depth >= MAX_DEPTH {
                 return Err(ConfError::Include {
+                    path: path.to_owned(),
+                    line: number,
+                    value: clip(included),
+                });
+            }
+            if included.len() > MAX_PATH {
+                return Err(ConfError::LongName {
                     path: path.to_owned(),
                     line: number,
                     value: clip(included),
@@ -295,6 +305,15 @@ mod tests {
         let error = read_with(Path::new("/x/a.conf"), &mut open).unwrap_err();
         assert!(error.to_string().starts_with("/x/a.conf:1: Include a.conf"));
         assert!(opened <= MAX_FILES);
+    }
+
+    #[test]
+    fn an_endless_name_is_not_repeated_in_full() {
+        let text = format!("\nInclude {}", "a/".repeat(100_000));
+        let mut open = |_: &Path| Ok(text.as_bytes().to_vec());
+        let error = read_with(Path::new("/x/a.conf"), &mut open).unwrap_err().to_string();
+        assert!(error.starts_with("/x/a.conf:2: Include a/a/"), "{error}");
+        assert!(error.len() < 200, "{error}");
     }
 
     #[test]

@@ -167,10 +167,15 @@ fn record(line: &Line, pairs: &[(&str, &str)]) -> Result<Option<Record>, GresErr
         (0, None) => 1,
         (found, _) => found,
     };
+    let kind = value("Type");
+    // Every device of the line keeps a copy of it.
+    if let Some(long) = kind.filter(|kind| kind.len() > hostlist::MAX_NAME) {
+        return Err(GresError::line(line, long, "write a shorter Type="));
+    }
     Ok(Some(Record {
         devices,
         count,
-        kind: value("Type").map(str::to_owned),
+        kind: kind.map(str::to_owned),
         link: value("Links").or(value("Link")).and_then(own_link),
     }))
 }
@@ -236,7 +241,8 @@ fn gpus(gres: &str) -> NodeGres {
             },
             [kind, number, ..] => (Some(kind.to_owned()), count(number).unwrap_or(0)),
         };
-        let number = number.min(room);
+        let endless = kind.as_ref().is_some_and(|kind| kind.len() > hostlist::MAX_NAME);
+        let number = if endless { 0 } else { number.min(room) };
         room -= number;
         if number == 0 {
             continue;
@@ -307,6 +313,14 @@ mod tests {
         let conf = parse(text).unwrap();
         let devices = conf.records.into_iter().flat_map(|record| record.devices);
         devices.map(|files| files.join("+")).collect()
+    }
+
+    #[test]
+    fn a_type_is_short_since_every_device_keeps_a_copy() {
+        let long = "x".repeat(1000);
+        let error = parse(&format!("Name=gpu Count=1024 Type={long}")).unwrap_err().to_string();
+        assert!(error.ends_with("write a shorter Type=") && error.len() < 200, "{error}");
+        assert_eq!(gpus(&format!("gpu:{long}:1024,gpu:a:1")), [(Some("a".to_owned()), 1)]);
     }
 
     #[test]

@@ -10,8 +10,10 @@ use thiserror::Error;
 
 use crate::device::clip;
 
-/// Longest name that is built, as long as a path may be.
-const MAX_NAME: usize = 4096;
+/// Longest name that is built or looked up; device files and hosts have short ones.
+pub(super) const MAX_NAME: usize = 255;
+/// Bracket groups in one element; Slurm's own hostlist knows five dimensions.
+const MAX_GROUPS: usize = 8;
 
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum HostlistError {
@@ -27,7 +29,7 @@ pub fn contains(list: &str, name: &str) -> Result<bool, HostlistError> {
         return Ok(false);
     }
     for element in elements(list) {
-        if matches(element?, name)? {
+        if matches(bounded(element?)?, name)? {
             return Ok(true);
         }
     }
@@ -39,7 +41,7 @@ pub fn expand(list: &str, limit: usize) -> Result<Vec<String>, HostlistError> {
     let mut names = Vec::new();
     for element in elements(list) {
         let mut heads = vec![String::new()];
-        for part in parts(element?) {
+        for part in parts(bounded(element?)?) {
             heads = appended(heads, part, limit - names.len(), limit)?;
         }
         names.append(&mut heads);
@@ -81,6 +83,12 @@ fn appended(
         }
     }
     Ok(names)
+}
+
+/// Each group makes the names anew, so a long row of them would take long.
+fn bounded(element: &str) -> Result<&str, HostlistError> {
+    let groups = element.bytes().filter(|&byte| byte == b'[').count();
+    if groups > MAX_GROUPS { Err(syntax(element)) } else { Ok(element) }
 }
 
 fn syntax(text: &str) -> HostlistError {
@@ -255,9 +263,17 @@ mod tests {
         let huge = "/dev/nvidia[0-4294967295]";
         assert_eq!(expand(huge, 1024), Err(HostlistError::TooMany(1024)));
         assert_eq!(contains(huge, "/dev/nvidia4294967295"), Ok(true));
-        let product = "[0-999]".repeat(50);
+        let product = "[0-999]".repeat(8);
         assert_eq!(expand(&product, 1024), Err(HostlistError::TooMany(1024)));
-        assert_eq!(contains(&product, &"1".repeat(400)), Ok(false));
+        assert_eq!(contains(&product, &"1".repeat(200)), Ok(false));
+    }
+
+    #[test]
+    fn a_row_of_groups_is_refused_before_it_is_built() {
+        let row = "[1]".repeat(300_000);
+        assert!(matches!(expand(&row, 1024), Err(HostlistError::Syntax(_))));
+        assert!(matches!(contains(&row, "1"), Err(HostlistError::Syntax(_))));
+        assert_eq!(all("a[1]b[2]c[3]d[4]e[5]"), ["a1b2c3d4e5"]);
     }
 
     proptest! {

@@ -2,6 +2,7 @@
 
 mod autodetect;
 pub mod conf;
+pub mod files;
 pub mod gres_conf;
 pub mod gres_list;
 pub mod hostlist;

@@ -2,11 +2,21 @@
 //! the only place from which paths are taken.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use thiserror::Error;
 
 use crate::align::allotment::Reading;
 use crate::align::policy::{WordError, Words};
+use crate::node::gather::Sources;
+use crate::node::record;
+
+/// Where packages put the helper; `helper=PATH` says otherwise.
+const HELPER: &str = "/usr/bin/gpu-align";
+/// What a launch may wait for the helper; a step whose node has a record never does.
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// A task that waits a minute for its environment is as good as hung.
+const MAX_TIMEOUT: u64 = 60;
 use crate::device::clip;
 
 /// What the site configured.
@@ -19,12 +29,18 @@ pub struct Site {
     pub unconstrained: Reading,
     /// `gres_conf=PATH`, where it is not beside slurm.conf.
     pub gres_conf: Option<PathBuf>,
+    /// `record=PATH`, where `gpu-align prolog` is told to leave it elsewhere.
+    pub record: Option<PathBuf>,
+    /// `helper=PATH`, where gpu-align itself is not in /usr/bin.
+    pub helper: Option<PathBuf>,
+    /// `timeout=SECONDS`: how long the helper may take.
+    pub timeout: Duration,
 }
 
 #[derive(Debug, PartialEq, Eq, Error)]
 pub enum SiteError {
     #[error(
-        "plugstack.conf: '{0}' is not a key of gpu-align; the keys are default=, unconstrained= and gres_conf="
+        "plugstack.conf: '{0}' is not a key of gpu-align; the keys are default=, unconstrained=, gres_conf=, record=, helper= and timeout="
     )]
     UnknownKey(String),
     #[error("plugstack.conf: {key}={value} is not understood; write {key}={expected}")]
@@ -35,7 +51,23 @@ pub enum SiteError {
 
 impl Site {
     /// What holds where nothing is configured.
-    pub const NOTHING: Site = Site { default: None, unconstrained: Reading::Rank, gres_conf: None };
+    pub const NOTHING: Site = Site {
+        default: None,
+        unconstrained: Reading::Rank,
+        gres_conf: None,
+        record: None,
+        helper: None,
+        timeout: TIMEOUT,
+    };
+
+    /// Where the plugin looks for what the driver does not say.
+    pub fn sources(&self) -> Sources {
+        Sources {
+            record: self.record.clone().unwrap_or_else(|| record::PATH.into()),
+            helper: self.helper.clone().unwrap_or_else(|| HELPER.into()),
+            timeout: self.timeout,
+        }
+    }
 
     /// Reads the arguments, in which later ones win.
     pub fn parse(arguments: &[String]) -> Result<Site, SiteError> {
@@ -46,6 +78,9 @@ impl Site {
                 "default" => site.default = Some(value.parse()?),
                 "unconstrained" => site.unconstrained = reading(value)?,
                 "gres_conf" => site.gres_conf = Some(absolute("gres_conf", value)?),
+                "record" => site.record = Some(absolute("record", value)?),
+                "helper" => site.helper = Some(absolute("helper", value)?),
+                "timeout" => site.timeout = timeout(value)?,
                 _ => return Err(SiteError::UnknownKey(clip(argument))),
             }
         }
@@ -61,6 +96,17 @@ fn reading(value: &str) -> Result<Reading, SiteError> {
             key: "unconstrained",
             value: clip(value),
             expected: "rank or unconstrained=file",
+        }),
+    }
+}
+
+fn timeout(value: &str) -> Result<Duration, SiteError> {
+    match value.parse() {
+        Ok(seconds) if (1..=MAX_TIMEOUT).contains(&seconds) => Ok(Duration::from_secs(seconds)),
+        _ => Err(SiteError::Value {
+            key: "timeout",
+            value: value.to_owned(),
+            expected: "a whole number of seconds from 1 to 60",
         }),
     }
 }
@@ -88,6 +134,16 @@ mod tests {
         assert_eq!(site.default, Some("single,ids=index".parse().unwrap()));
         assert_eq!(site.unconstrained, Reading::File);
         assert_eq!(site.gres_conf, Some("/a/b".into()));
+        assert_eq!(site.sources(), Site::NOTHING.sources());
+    }
+
+    #[test]
+    fn where_the_helper_and_its_record_are_is_the_sites_word() {
+        let site = site(&["record=/r/n.json", "helper=/h/gpu-align", "timeout=7"]).unwrap();
+        let timeout = Duration::from_secs(7);
+        let sources =
+            Sources { record: "/r/n.json".into(), helper: "/h/gpu-align".into(), timeout };
+        assert_eq!(site.sources(), sources);
     }
 
     #[test]
@@ -96,6 +152,10 @@ mod tests {
         assert!(refusal("defalt=all").contains("'defalt=all' is not a key"));
         assert!(refusal("unconstrained=maybe").contains("write unconstrained=rank or"));
         assert!(refusal("gres_conf=gres.conf").contains("/an/absolute/path"));
+        assert!(refusal("helper=gpu-align").contains("write helper=/an/absolute/path"));
+        for timeout in ["timeout=0", "timeout=61", "timeout=1.5", "timeout="] {
+            assert!(refusal(timeout).contains("from 1 to 60"), "{timeout}");
+        }
         assert!(refusal("default=singel").ends_with("did you mean 'single'?"));
     }
 }

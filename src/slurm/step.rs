@@ -3,6 +3,10 @@
 //! unset by `--gpu-bind=none`, and `SLURM_JOB_GPUS` in a step belongs to the
 //! batch host.
 
+use std::str::FromStr;
+
+use crate::device::Uuid;
+
 /// Longer lists are not read; no node has as many cards.
 const MAX_LIST: usize = 1024;
 
@@ -69,23 +73,44 @@ impl Said {
     }
 }
 
+impl Said {
+    /// Whether the step was told that it holds any devices.
+    pub fn holds_devices(&self) -> bool {
+        let listed = self.positions.as_ref().is_some_and(|list| !list.is_empty());
+        listed || self.count.is_some_and(|count| count > 0)
+    }
+}
+
 /// The numbers that Slurm wrote for one task, if it binds tasks to devices.
+pub fn task_numbers(env: impl Fn(&str) -> Option<String>) -> Option<Vec<u32>> {
+    numbers(&bound_list(env)?)
+}
+
+/// The UUIDs that it wrote instead: for slices from 23.11.4 on, for cards where
+/// 26.05's `env_uuid` asks for them.
+pub fn task_uuids(env: impl Fn(&str) -> Option<String>) -> Option<Vec<Uuid>> {
+    list(&bound_list(env)?)
+}
+
+/// CUDA_VISIBLE_DEVICES of a task that Slurm binds to devices.
 ///
 /// `SLURMD_TRES_BIND` says so; it can be stale in an srun inside a step, which
 /// the allotment checks against the reach.
-pub fn task_numbers(env: impl Fn(&str) -> Option<String>) -> Option<Vec<u32>> {
+fn bound_list(env: impl Fn(&str) -> Option<String>) -> Option<String> {
     let binding = env("SLURMD_TRES_BIND")?;
     let binds = binding.contains("gpu") && !binding.contains("gpu:none");
-    if !binds {
-        return None;
-    }
-    env("CUDA_VISIBLE_DEVICES").as_deref().and_then(numbers)
+    binds.then(|| env("CUDA_VISIBLE_DEVICES")).flatten()
 }
 
 /// A list of decimals separated by commas; `None` for anything else.
-fn numbers(list: &str) -> Option<Vec<u32>> {
-    let parsed: Vec<u32> =
-        list.split(',').take(MAX_LIST + 1).map(|n| n.trim().parse().ok()).collect::<Option<_>>()?;
+pub fn numbers(text: &str) -> Option<Vec<u32>> {
+    list(text)
+}
+
+/// A list of one kind of word separated by commas; `None` for anything else.
+fn list<T: FromStr>(text: &str) -> Option<Vec<T>> {
+    let parsed: Vec<T> =
+        text.split(',').take(MAX_LIST + 1).map(|n| n.trim().parse().ok()).collect::<Option<_>>()?;
     (parsed.len() <= MAX_LIST).then_some(parsed)
 }
 
@@ -119,6 +144,11 @@ mod tests {
         assert_eq!(task_numbers(env(&[cuda])), None);
         let bound = [cuda, ("SLURMD_TRES_BIND", "gres/gpu:single:1")];
         assert_eq!(task_numbers(env(&bound)), Some(vec![1]));
+        let slice = "MIG-00000000-00a0-5000-8000-000000000000";
+        let named = [("CUDA_VISIBLE_DEVICES", slice), bound[1]];
+        assert_eq!(task_numbers(env(&named)), None);
+        assert_eq!(task_uuids(env(&named)), Some(vec![slice.parse().unwrap()]));
+        assert_eq!(task_uuids(env(&named[..1])), None);
         let none = [cuda, ("SLURMD_TRES_BIND", "gres/gpu:none")];
         assert_eq!(task_numbers(env(&none)), None);
     }

@@ -1,0 +1,243 @@
+//! A job's cards on this node by all their names, for monitoring that sees a
+//! UUID or an NVML index and wants the job.
+//!
+//! The Prolog runs outside of any cgroup, so the kernel cannot be asked: the
+//! positions in `SLURM_JOB_GPUS` are looked up in the gres list, and full UUIDs
+//! in `CUDA_VISIBLE_DEVICES` (25.11 and later, under AutoDetect) go before them.
+
+use gpu_align::align::allotment::{Facts, Reading, allotment};
+use gpu_align::device::{Device, Inventory, Minor, PciAddress, Slice, Uuid};
+use gpu_align::slurm::gres_list::GresList;
+use gpu_align::slurm::step::numbers;
+use serde::Serialize;
+
+use crate::drain::{Drain, Problem};
+
+/// The file `/run/gpu-align/jobs/<jobid>.json`.
+#[derive(Debug, Serialize)]
+pub struct JobRecord {
+    /// 1. Another number is another shape.
+    pub schema: u32,
+    pub job: String,
+    pub node: String,
+    /// The variable that named the cards.
+    pub source: Option<&'static str>,
+    pub cards: Vec<JobCard>,
+    /// Positions that name no card of this node.
+    pub unknown: Vec<u32>,
+}
+
+/// A card, or a slice of it, that the job holds.
+#[derive(Debug, Serialize)]
+pub struct JobCard {
+    /// Slurm's number; null where it is not known.
+    pub position: Option<u32>,
+    /// nvidia-smi's index on the host.
+    pub rank: usize,
+    pub minor: Minor,
+    pub pci: PciAddress,
+    /// The slice's own where there is one.
+    pub uuid: Option<Uuid>,
+    pub model: String,
+    /// null for a whole card.
+    pub slice: Option<Slice>,
+}
+
+/// What positions mean on this node.
+pub struct Numbering<'a> {
+    pub inventory: &'a Inventory,
+    pub list: Option<&'a GresList>,
+    /// Whether cgroup.conf constrains devices: then a position is what gres.conf
+    /// says, else what the neighbours take it for (design rule 2).
+    pub constrained: bool,
+}
+
+impl Numbering<'_> {
+    fn device(&self, position: u32) -> Option<Device> {
+        match self.list {
+            Some(list) if self.constrained => list.device(position),
+            _ => self.as_neighbours_read_it(position),
+        }
+    }
+
+    fn as_neighbours_read_it(&self, position: u32) -> Option<Device> {
+        let everything: Vec<Device> = self.inventory.devices().collect();
+        let positions = self.list.map(GresList::devices);
+        let facts = Facts {
+            inventory: self.inventory,
+            reach: &everything,
+            positions: positions.as_deref(),
+            step: Some(&[position]),
+            count: None,
+            task: None,
+            named: None,
+            reading: Reading::Rank,
+        };
+        // A node with a single card counts as constrained in there.
+        match everything.as_slice() {
+            [only] => (position == 0).then_some(*only),
+            _ => allotment(&facts).ok()??.devices.first().copied(),
+        }
+    }
+}
+
+impl JobRecord {
+    /// Resolves a job's variables.
+    pub fn of(
+        job: String,
+        node: String,
+        env: impl Fn(&str) -> Option<String>,
+        numbering: &Numbering,
+        problems: &mut Vec<Problem>,
+    ) -> JobRecord {
+        let positions = env("SLURM_JOB_GPUS").as_deref().and_then(numbers);
+        let names = env("CUDA_VISIBLE_DEVICES").as_deref().and_then(uuids);
+        let by_position: Vec<(u32, Option<Device>)> =
+            positions.iter().flatten().map(|&p| (p, numbering.device(p))).collect();
+        let inventory = numbering.inventory;
+        let by_name = names.map(|names| {
+            let device = |uuid: Uuid| (inventory.device_of_uuid(&uuid), uuid);
+            names.into_iter().map(device).collect::<Vec<_>>()
+        });
+        let unknown: Vec<u32> =
+            by_position.iter().filter(|(_, device)| device.is_none()).map(|(p, _)| *p).collect();
+        for position in &unknown {
+            problems.push(Problem::new(
+                Drain::Missing,
+                format!(
+                    "job {job}: Slurm's position {position} names no card of this node; compare \
+                     gres.conf with nvidia-smi"
+                ),
+            ));
+        }
+        let position_of = |device: Device| {
+            by_position.iter().find(|(_, d)| *d == Some(device)).map(|(position, _)| *position)
+        };
+        let (source, devices) = match &by_name {
+            Some(names) => {
+                for (device, uuid) in names {
+                    let problem = match device {
+                        None => "names no card of this node",
+                        Some(d) if positions.is_some() && position_of(*d).is_none() => {
+                            "is not what gres.conf says of SLURM_JOB_GPUS; the UUID is believed"
+                        }
+                        Some(_) => continue,
+                    };
+                    problems.push(Problem::new(
+                        Drain::Difference,
+                        format!("job {job}: {uuid} in CUDA_VISIBLE_DEVICES {problem}"),
+                    ));
+                }
+                let devices = names.iter().filter_map(|(device, _)| *device).collect();
+                (Some("CUDA_VISIBLE_DEVICES"), devices)
+            }
+            None => {
+                let devices: Vec<Device> = by_position.iter().filter_map(|(_, d)| *d).collect();
+                (positions.as_ref().map(|_| "SLURM_JOB_GPUS"), devices)
+            }
+        };
+        let cards = devices
+            .into_iter()
+            .map(|device| {
+                let card = inventory.card(device);
+                JobCard {
+                    position: position_of(device),
+                    rank: device.card,
+                    minor: card.minor,
+                    pci: card.pci,
+                    uuid: inventory.uuid(device).cloned(),
+                    model: card.model.clone(),
+                    slice: inventory.slice(device).cloned(),
+                }
+            })
+            .collect();
+        JobRecord { schema: 1, job, node, source, cards, unknown }
+    }
+}
+
+/// A list of full UUIDs; `None` for anything else, numbers included.
+fn uuids(list: &str) -> Option<Vec<Uuid>> {
+    const MAX: usize = 1024;
+    list.split(',').take(MAX).map(|name| name.parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpu_align::device::Card;
+
+    /// INV8P of the field cases.
+    fn inv8p() -> Inventory {
+        let card = |(rank, minor): (usize, u32)| Card {
+            pci: format!("0000:{:02x}:00.0", 0x20 * rank + 1).parse().unwrap(),
+            minor: Minor(minor),
+            uuid: format!("GPU-00000000-0008-4000-8000-00000000000{rank}").parse().ok(),
+            model: "A".into(),
+            numa: None,
+            slices: Vec::new(),
+        };
+        Inventory::new([4, 5, 6, 7, 2, 3, 0, 1].into_iter().enumerate().map(card).collect())
+    }
+
+    fn resolved(env: &[(&str, &str)], constrained: bool) -> (JobRecord, Vec<String>) {
+        let inventory = inv8p();
+        let stat = |file: &str| Some((195, file.trim_start_matches("/dev/nvidia").parse().ok()?));
+        let gres = "Name=gpu File=/dev/nvidia[0-7]";
+        let list = GresList::from_text(gres, "", "n1", &stat, &inventory).unwrap();
+        let numbering = Numbering { inventory: &inventory, list: Some(&list), constrained };
+        let env = |name: &str| env.iter().find(|(n, _)| *n == name).map(|(_, v)| v.to_string());
+        let mut problems = Vec::new();
+        let record = JobRecord::of("7".into(), "n1".into(), env, &numbering, &mut problems);
+        (record, problems.into_iter().map(|problem| problem.line).collect())
+    }
+
+    fn ranks(record: &JobRecord) -> Vec<(Option<u32>, usize)> {
+        record.cards.iter().map(|card| (card.position, card.rank)).collect()
+    }
+
+    #[test]
+    fn a_position_is_what_gres_conf_says_where_devices_are_constrained() {
+        let (record, problems) = resolved(&[("SLURM_JOB_GPUS", "0,5")], true);
+        assert_eq!(ranks(&record), [(Some(0), 6), (Some(5), 1)]);
+        assert!(problems.is_empty());
+    }
+
+    #[test]
+    fn a_position_is_the_neighbours_rank_where_they_are_not() {
+        let (record, _) = resolved(&[("SLURM_JOB_GPUS", "0,5")], false);
+        assert_eq!(ranks(&record), [(Some(0), 0), (Some(5), 5)]);
+    }
+
+    #[test]
+    fn full_uuids_are_believed_and_a_difference_is_said() {
+        let uuid = |rank| format!("GPU-00000000-0008-4000-8000-00000000000{rank}");
+        let both = format!("{},{}", uuid(6), uuid(2));
+        let env = [("SLURM_JOB_GPUS", "0,5"), ("CUDA_VISIBLE_DEVICES", both.as_str())];
+        let (record, problems) = resolved(&env, true);
+        assert_eq!(ranks(&record), [(Some(0), 6), (None, 2)]);
+        assert_eq!(record.source, Some("CUDA_VISIBLE_DEVICES"));
+        assert_eq!(problems.len(), 1);
+        assert!(
+            problems[0].starts_with(&format!("job 7: {} in CUDA_VISIBLE_DEVICES is not", uuid(2)))
+        );
+    }
+
+    #[test]
+    fn numbers_in_cuda_visible_devices_are_not_names() {
+        let env = [("SLURM_JOB_GPUS", "0"), ("CUDA_VISIBLE_DEVICES", "3")];
+        assert_eq!(ranks(&resolved(&env, true).0), [(Some(0), 6)]);
+    }
+
+    #[test]
+    fn a_position_without_a_card_is_listed_and_said() {
+        let (record, problems) = resolved(&[("SLURM_JOB_GPUS", "1,8")], true);
+        assert_eq!((ranks(&record), record.unknown), (vec![(Some(1), 7)], vec![8]));
+        assert!(problems[0].starts_with("job 7: Slurm's position 8 names no card"));
+    }
+
+    #[test]
+    fn a_job_without_gpus_has_no_cards() {
+        let (record, problems) = resolved(&[], true);
+        assert!(record.cards.is_empty() && record.source.is_none() && problems.is_empty());
+    }
+}

@@ -1,0 +1,271 @@
+//! `gpu-align prolog`: refreshes the node's record, says what is wrong with the
+//! node, and leaves a record of the job's cards.
+//!
+//! Invariant: it ends by its deadline and, unless `--drain` asks otherwise,
+//! with 0: a nonzero Prolog drains the node and requeues the job.
+
+use std::env;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::{self, ExitCode};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use gpu_align::device::Inventory;
+use gpu_align::node::child::{self, ChildError};
+use gpu_align::node::driver::{self, DriverError};
+use gpu_align::node::record::{self, Now};
+use gpu_align::node::stock::{Fault, FaultKind, Stock};
+use gpu_align::slurm::files;
+use gpu_align::slurm::gres_list::GresList;
+
+use crate::drain::{Drain, Problem, USUAL};
+use crate::inventory::json;
+use crate::job::{JobRecord, Numbering};
+
+const EXAMPLES: &str = "\
+Exit status:
+  0  always, unless --drain is given
+  1  --drain is given and one of its faults was found: Slurm drains the node and
+     requeues the job
+
+Examples:
+  gpu-align prolog                          what slurm/prolog.d/50-gpu-align runs
+  gpu-align prolog --drain                  drain for missing, lost and mismatch
+  gpu-align prolog --drain=lost,unanswered  drain for these two only
+
+The job's record, /run/gpu-align/jobs/JOBID.json, is an object with schema (1), job,
+node, source (the variable that named the cards), unknown (positions without a card)
+and cards: position (Slurm's number), rank (nvidia-smi's index on the host), minor,
+pci, uuid, model and slice (null for a whole card).";
+
+/// What is left of the deadline for everything but NVML.
+const REST: Duration = Duration::from_millis(400);
+
+/// Refresh the node's record and check its cards; run it as root from Slurm's Prolog
+///
+/// Writes /run/gpu-align/node.json for the plugin, says one line for each problem on
+/// stderr and, for a job, writes /run/gpu-align/jobs/JOBID.json.
+#[derive(Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct Prolog {
+    /// The node's record, as plugstack.conf's record= says
+    #[arg(long, value_name = "PATH", default_value = record::PATH)]
+    record: PathBuf,
+    /// The folder of the jobs' records
+    #[arg(long, value_name = "PATH", default_value = JOBS)]
+    jobs: PathBuf,
+    /// gres.conf, where it is not beside slurm.conf
+    #[arg(long, value_name = "PATH")]
+    gres_conf: Option<PathBuf>,
+    /// How long all of it may take, even when NVML hangs
+    #[arg(long, value_name = "SECONDS", default_value_t = 10,
+          value_parser = clap::value_parser!(u64).range(1..=600))]
+    timeout: u64,
+    /// Exit with 1, and so drain the node, when one of these faults is found
+    #[arg(long, value_name = "FAULTS", num_args = 0..=1, require_equals = true,
+          value_delimiter = ',', default_missing_values = USUAL.split(','))]
+    drain: Option<Vec<Drain>>,
+}
+
+/// Where jobs' records lie.
+pub const JOBS: &str = "/run/gpu-align/jobs";
+
+impl Prolog {
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        let allowed = Duration::from_secs(self.timeout);
+        self.watch(allowed);
+        let deadline = Instant::now() + allowed - REST;
+        let mut problems = Vec::new();
+        self.look(deadline, &mut problems);
+        for problem in &problems {
+            say(&problem.line);
+        }
+        let drains = problems.iter().any(|problem| self.drains(problem.kind));
+        Ok(ExitCode::from(u8::from(drains)))
+    }
+
+    fn drains(&self, kind: Drain) -> bool {
+        self.drain.as_ref().is_some_and(|faults| faults.contains(&kind))
+    }
+
+    /// Not only NVML can hang: a stuck driver's /proc does too.
+    fn watch(&self, allowed: Duration) {
+        let code = i32::from(self.drains(Drain::Unanswered));
+        let seconds = self.timeout;
+        thread::spawn(move || {
+            thread::sleep(allowed);
+            say(&format!("prolog was not done within {seconds} s; look at the kernel log"));
+            process::exit(code);
+        });
+    }
+
+    fn look(&self, deadline: Instant, problems: &mut Vec<Problem>) {
+        let root = Path::new("/");
+        let node = env::var("SLURMD_NODENAME").unwrap_or_else(|_| host_name());
+        let stock = match take_stock(root, deadline) {
+            Ok(stock) => stock,
+            Err(error) => {
+                // A node without a driver and without configured cards has none.
+                if self.list(&node, &Inventory::empty()).is_some() {
+                    problems.push(Problem::new(Drain::Missing, error.to_string()));
+                }
+                return;
+            }
+        };
+        node_problems(&stock, &self.record, problems);
+        let inventory = self.refresh(root, &stock, problems);
+        let list = self.list(&node, &inventory);
+        let cgroup_conf = files::candidates("cgroup.conf");
+        let constrained =
+            cgroup_conf.iter().find_map(|path| files::constrains_devices(path).ok()) == Some(true);
+        if let Some(list) = &list {
+            list_problems(list, constrained, problems);
+        }
+        if let Ok(job) = env::var("SLURM_JOB_ID") {
+            let numbering = Numbering { inventory: &inventory, list: list.as_ref(), constrained };
+            self.record_job(job, node, &numbering, problems);
+        }
+    }
+
+    fn list(&self, node: &str, inventory: &Inventory) -> Option<GresList> {
+        files::gres_list(self.gres_conf.as_deref(), node, inventory)
+    }
+
+    /// Writes the record if NVML spoke; while it is silent, an older record that
+    /// is still believed knows more than a new one would. Returns what is known.
+    fn refresh(&self, root: &Path, stock: &Stock, problems: &mut Vec<Problem>) -> Inventory {
+        if stock.nvml.is_some() {
+            let known = stock.inventory();
+            let now = Now::read(root, &known);
+            let older = now.and_then(|now| record::read(&self.record, &now));
+            return older.map_or(known, Inventory::new);
+        }
+        let written = json(stock).map_err(|error| error.to_string()).and_then(|text| {
+            record::write(&self.record, text.as_bytes()).map_err(|error| error.to_string())
+        });
+        if let Err(why) = written {
+            problems.push(Problem::new(Drain::Record, why));
+        }
+        stock.inventory()
+    }
+
+    fn record_job(
+        &self,
+        job: String,
+        node: String,
+        numbering: &Numbering,
+        problems: &mut Vec<Problem>,
+    ) {
+        let Some(path) = job_path(&self.jobs, &job) else {
+            return;
+        };
+        let env = |name: &str| env::var(name).ok();
+        let record = JobRecord::of(job, node, env, numbering, problems);
+        let written = serde_json::to_vec(&record)
+            .map_err(|error| error.to_string())
+            .and_then(|text| record::write(&path, &text).map_err(|error| error.to_string()));
+        if let Err(why) = written {
+            problems.push(Problem::new(Drain::Record, why));
+        }
+    }
+}
+
+/// A job's record; `None` for what is no job id.
+pub fn job_path(jobs: &Path, job: &str) -> Option<PathBuf> {
+    let number = !job.is_empty() && job.len() < 20 && job.bytes().all(|b| b.is_ascii_digit());
+    number.then(|| jobs.join(format!("{job}.json")))
+}
+
+/// Takes stock in a child, since NVML may hang or crash whoever asks it.
+fn take_stock(root: &Path, deadline: Instant) -> Result<Stock, DriverError> {
+    let allowed = deadline.saturating_duration_since(Instant::now());
+    let fault = |kind, why: String| Stock::without_nvml(root, Fault { kind, why });
+    // A driver that is not there needs no child to tell.
+    driver::version(root)?;
+    let program = match env::current_exe() {
+        Ok(program) => program,
+        Err(error) => {
+            return fault(FaultKind::Unknown, format!("gpu-align does not find itself ({error})"));
+        }
+    };
+    let output = child::run(&program, &["inventory", "--json"], allowed, record::MAX_BYTES);
+    match output {
+        Ok(output) => match serde_json::from_slice(&output.stdout) {
+            Ok(stock) => Ok(stock),
+            Err(error) => fault(
+                FaultKind::Nonsense,
+                format!("gpu-align inventory does not answer in JSON ({error}); run it by hand"),
+            ),
+        },
+        Err(ChildError::Deadline { allowed, .. }) => fault(
+            FaultKind::NoAnswer,
+            format!(
+                "NVML did not answer within {:.1} s; look at the kernel log, the driver may be stuck",
+                allowed.as_secs_f32()
+            ),
+        ),
+        Err(ChildError::Signal { signal, .. }) => fault(
+            FaultKind::Crashed,
+            format!("NVML died by signal {signal} when it was asked; reload the driver or reboot"),
+        ),
+        Err(error) => {
+            fault(FaultKind::Unknown, format!("{error}; run gpu-align inventory by hand"))
+        }
+    }
+}
+
+fn node_problems(stock: &Stock, record: &Path, problems: &mut Vec<Problem>) {
+    let faults = stock.nvml.iter().chain(stock.cards.iter().filter_map(|c| c.fault.as_ref()));
+    problems.extend(faults.map(|fault| Problem::new(Drain::of(fault), fault.why.clone())));
+    let differences = stock.differences.iter();
+    problems.extend(differences.map(|line| Problem::new(Drain::Difference, line.clone())));
+    let seen = record::seen_this_boot(record, Path::new("/"));
+    let gone = seen.iter().filter(|card| stock.cards.iter().all(|now| now.pci != card.pci));
+    for card in gone {
+        problems.push(Problem::new(
+            Drain::Missing,
+            format!(
+                "card {} was there earlier in this boot and is gone, {} cards are left; look for \
+                 Xid in the kernel log",
+                card.pci,
+                stock.cards.len()
+            ),
+        ));
+    }
+}
+
+fn list_problems(list: &GresList, constrained: bool, problems: &mut Vec<Problem>) {
+    let source = list.source().display();
+    for position in list.positions().filter(|&position| list.card(position).is_none()) {
+        problems.push(Problem::new(
+            Drain::Missing,
+            format!(
+                "position {position} of {source} has no card behind its File; correct it, or look \
+                 for the lost card"
+            ),
+        ));
+    }
+    let ranks: Vec<usize> = list.positions().filter_map(|p| list.card(p)).collect();
+    if !constrained && !ranks.is_sorted() {
+        problems.push(Problem::new(
+            Drain::Other,
+            format!(
+                "{source} is not in PCI order and devices are not constrained, so jobs without \
+                 gpu-align count other cards than Slurm; set ConstrainDevices=yes, or list the \
+                 Files in the order of nvidia-smi -L"
+            ),
+        ));
+    }
+}
+
+fn host_name() -> String {
+    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    name.split('.').next().unwrap_or_default().to_owned()
+}
+
+fn say(line: &str) {
+    // Whoever closed stderr does not want to know.
+    let _ = writeln!(io::stderr(), "gpu-align: {line}");
+}

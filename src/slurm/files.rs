@@ -1,0 +1,64 @@
+//! Where Slurm's configuration lies on a node, and the few facts in it that are
+//! not about the gres list.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+use super::conf::{self, ConfError};
+use super::gres_list::GresList;
+use crate::device::Inventory;
+
+/// The places of a configuration file, in the order in which to look: beside
+/// `SLURM_CONF`, where a configless slurmd keeps it, and the usual place.
+pub fn candidates(name: &str) -> Vec<PathBuf> {
+    let beside = env::var_os("SLURM_CONF")
+        .and_then(|conf| Some(PathBuf::from(conf).parent()?.to_owned()))
+        .filter(|folder| folder.is_absolute());
+    let usual = ["/run/slurm/conf", "/etc/slurm"].map(PathBuf::from);
+    beside.into_iter().chain(usual).map(|folder| folder.join(name)).collect()
+}
+
+/// The gres list, from the site's own path or the first gres.conf that can be read.
+pub fn gres_list(own: Option<&Path>, node: &str, inventory: &Inventory) -> Option<GresList> {
+    let usual = candidates("gres.conf");
+    let mut paths = own.into_iter().chain(usual.iter().map(PathBuf::as_path));
+    paths.find_map(|path| GresList::read(path, node, Path::new("/"), inventory).ok())
+}
+
+/// Whether a cgroup.conf says `ConstrainDevices=yes`.
+pub fn constrains_devices(cgroup_conf: &Path) -> Result<bool, ConfError> {
+    let lines = conf::read(cgroup_conf)?;
+    let said = value(&lines, "ConstrainDevices");
+    // As s_p_parse_line's booleans.
+    let yes = |word: &str| ["yes", "up", "true", "1"].contains(&word);
+    Ok(said.is_some_and(|word| yes(&word.to_ascii_lowercase())))
+}
+
+/// The value that holds for a key that may stand once in a file.
+pub fn value(lines: &[conf::Line], key: &str) -> Option<String> {
+    lines.iter().rev().find_map(|line| {
+        let pairs = conf::pairs(&line.text).ok()?;
+        conf::value(&pairs, key).map(str::to_owned)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_constrained_only_if_cgroup_conf_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("cgroup.conf");
+        let says = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            constrains_devices(&path).unwrap()
+        };
+        assert!(says("constraindevices=YES"));
+        assert!(says("ConstrainCores=no\nConstrainDevices=no\nConstrainDevices=yes\n"));
+        assert!(!says("ConstrainDevices=no"));
+        assert!(!says("# ConstrainDevices=yes"));
+        let none = folder.path().join("none");
+        assert!(constrains_devices(&none).unwrap_err().is_absent_at(&none));
+    }
+}
