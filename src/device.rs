@@ -59,7 +59,7 @@ fn hex(digits: &str) -> Option<u32> {
 }
 
 /// Keeps a stranger's text short enough for one line of a log.
-pub(crate) fn clip(text: &str) -> String {
+pub fn clip(text: &str) -> String {
     text.chars().take(48).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 

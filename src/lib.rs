@@ -15,10 +15,12 @@
 
 pub mod align;
 pub mod board;
+pub mod cuda;
 pub mod device;
 pub mod launch;
 pub mod node;
 pub mod plugin;
+pub mod ranks;
 pub mod reach;
 pub mod report;
 pub mod slurm;

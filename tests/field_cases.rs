@@ -222,6 +222,7 @@ impl Case {
             policy: Policy::resolve([&words]),
             positions: list.ok().map(|list| list.devices()),
             said: Said::read(kind, |name| self.step.get(name).cloned()),
+            gap: None,
             reading: match self.reading {
                 SiteReading::Rank => Reading::Rank,
                 SiteReading::File => Reading::File,

@@ -8,6 +8,7 @@ The numbers are those of tests/cases, which holds the same cases, and many more,
 # cluster RenamedUnconstrained: --node tests/nodes/renamed4.json --gres tests/live/renamed4.gres.conf --constrain no
 # cluster Tidy: --node tests/nodes/tidy8.json
 # cluster TidyUnconstrained: --node tests/nodes/tidy8.json --constrain no
+# cluster TaskSharing: --slurm 26.05 --node tests/nodes/tidy8.json --constrain no
 # cluster CardLost: --node tests/nodes/tidy8.json
 # cluster CardLostUnconstrained: --node tests/nodes/tidy8.json --constrain no
 # cluster SlowNvml: --node tests/nodes/slow_nvml4.json
@@ -133,6 +134,20 @@ class TidyUnconstrained(unittest.TestCase):
         self.assertEqual([task["open"] for task in tasks], [[4, 5, 6, 7]] * 4)
         self.assertEqual([cuda(task) for task in tasks], [CARD[4:]] * 4)
         self.assertEqual([cuda(task) for task in plain], [[]] * 4, "Slurm's own numbers are right in there")
+
+
+class TaskSharing(unittest.TestCase):
+    def test_fc_24_places_inside_the_step_are_not_taken_for_another_jobs_positions(self):
+        binding = ("-n2", "--gpus-per-task=1", "--gres-flags=allow-task-sharing")
+        with held(3):
+            plain, _ = probed(*binding)
+            tasks, log = probed(*binding, "--gpu-align")
+        # The step holds positions 3 and 4; Slurm's own numbers are the other job's cards.
+        self.assertEqual([task["env"]["CUDA_VISIBLE_DEVICES"] for task in plain], ["0", "1"])
+        for local, task in enumerate(tasks):
+            self.assertEqual(task["env"]["CUDA_VISIBLE_DEVICES"], str(local))
+            self.assertNotIn("GPU_ALIGN_CARD", task["env"])
+            self.assertIn(f"in local rank {local}: Slurm binds this task to position {local}, which its step does not hold", log)
 
 
 def lose(rank):

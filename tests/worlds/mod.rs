@@ -77,6 +77,7 @@ impl World {
             name: "1.0".into(),
             policy: Policy::resolve([&self.words.parse::<Words>().unwrap()]),
             inventory: Ok(self.site.inventory()),
+            gap: None,
             positions: self.site.positions(),
             said: Said::read(Kind::Normal, |name| value(&self.step, name)),
             reading: self.site.reading,

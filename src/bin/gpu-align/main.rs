@@ -1,19 +1,29 @@
 //! `gpu-align`: the program beside the plugin. It takes stock of a node through
-//! NVML, serves Prolog, Epilog and TaskProlog, and checks a node's setup.
+//! NVML, serves Prolog, Epilog and TaskProlog, checks a node's setup, and
+//! answers users inside a job.
 
-use std::process::ExitCode;
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{self, ExitCode};
 
 use clap::{Parser, Subcommand};
 
+mod ask;
 mod check;
 mod drain;
 mod epilog;
+mod exec;
+mod inside;
 mod inventory;
 mod job;
+mod pick;
 mod prolog;
+mod show;
 mod task_prolog;
+mod verify;
 
-/// Takes stock of a node's NVIDIA cards for the gpu-align plugin, and checks its setup
+/// Says which NVIDIA card is whose: in a job, on a node, for the gpu-align plugin
 #[derive(Parser)]
 #[command(version, propagate_version = true, arg_required_else_help = true)]
 struct Arguments {
@@ -23,11 +33,17 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    Show(show::Show),
+    Verify(verify::Verify),
+    Pick(pick::Pick),
+    Exec(exec::Exec),
     Inventory(inventory::Inventory),
     Prolog(prolog::Prolog),
     Epilog(epilog::Epilog),
     Check(check::Check),
     TaskProlog(task_prolog::TaskProlog),
+    #[command(hide = true)]
+    Ask(ask::Ask),
 }
 
 fn main() -> ExitCode {
@@ -46,10 +62,30 @@ const COULD_NOT_LOOK: u8 = 2;
 
 fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     match arguments.command {
+        Command::Show(command) => command.run(),
+        Command::Verify(command) => command.run(),
+        Command::Pick(command) => command.run(),
+        Command::Exec(command) => command.run(),
         Command::Inventory(command) => command.run(),
         Command::Prolog(command) => command.run(),
         Command::Epilog(command) => command.run(),
         Command::Check(command) => command.run(),
         Command::TaskProlog(command) => command.run(),
+        Command::Ask(command) => command.run(),
     }
+}
+
+/// Writes to standard output. A reader that has seen enough closes the pipe: no
+/// reason to complain.
+fn print(text: &str) {
+    let _ = io::stdout().write_all(text.as_bytes());
+}
+
+/// Becomes a command, with these variables set; comes back only if it cannot be started.
+fn become_command(command: &[OsString], variables: &[(&str, String)]) -> ExitCode {
+    let (program, arguments) = command.split_first().expect("clap asks for a command");
+    let variables = variables.iter().map(|(name, value)| (name, value));
+    let why = process::Command::new(program).args(arguments).envs(variables).exec();
+    eprintln!("gpu-align: {} cannot be started ({why}); check its path", program.to_string_lossy());
+    ExitCode::from(if why.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
 }

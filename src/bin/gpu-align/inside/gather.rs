@@ -1,0 +1,95 @@
+//! Looks at the real node, for this process or for another one of the same user.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use gpu_align::device::{Device, Inventory};
+use gpu_align::node::gather::{self, Sources};
+use gpu_align::node::record;
+use gpu_align::reach::{may_open, reach};
+use gpu_align::slurm::gres_list::GresList;
+
+use super::env::Env;
+use super::scene::{ORDER, PCI_ORDER, Scene, VISIBLE, cpu_list, near};
+use crate::ask;
+
+const HELPER_PATIENCE: Duration = Duration::from_secs(10);
+
+/// This process's scene under an environment: its own, or that of another
+/// process whose place in the cgroup tree it is taken to share.
+pub fn scene(env: Env) -> Scene {
+    let mut scene = without_cuda(env);
+    ask_cuda(&mut scene);
+    scene
+}
+
+/// The same without asking CUDA unless it must be: where an index counts the
+/// fastest card first and only CUDA knows which that is.
+pub fn quick_scene(env: Env) -> Scene {
+    let mut scene = without_cuda(env);
+    let list = scene.env.get(VISIBLE).unwrap_or_default();
+    let by_index = !list.is_empty() && !list.starts_with("GPU-") && !list.starts_with("MIG-");
+    let models = scene.reach.iter().map(|device| &scene.cards().card(*device).model);
+    let mut models: Vec<&String> = models.collect();
+    models.dedup();
+    let unknown = scene.reach.iter().any(|device| scene.cards().uuid(*device).is_none());
+    let by_speed = by_index && models.len() > 1 && scene.env.get(ORDER) != Some(PCI_ORDER);
+    if by_speed || unknown {
+        ask_cuda(&mut scene);
+    }
+    scene
+}
+
+fn ask_cuda(scene: &mut Scene) {
+    scene.cuda = ask::cuda(&scene.env.0);
+    scene.unfiltered = match scene.env.get(VISIBLE) {
+        Some(_) => ask::cuda(&scene.env.without(&[VISIBLE]).0),
+        None => scene.cuda.clone(),
+    };
+}
+
+fn without_cuda(env: Env) -> Scene {
+    let root = Path::new("/");
+    let sources = Sources {
+        record: record::PATH.into(),
+        helper: PathBuf::from("/proc/self/exe"),
+        timeout: HELPER_PATIENCE,
+    };
+    let gathered = gather::gather(root, &sources, true);
+    let inventory = gathered.inventory;
+    let cpus = own_cpus();
+    let known = inventory.as_ref().ok();
+    Scene {
+        reach: known.map(|known| reach(known, may_open)).unwrap_or_default(),
+        near: known.map(|known| near(root, known, &cpus)).unwrap_or_default(),
+        positions: known.and_then(|known| positions(&env, known)),
+        cpus: cpu_list(&cpus),
+        gap: gathered.gap,
+        inventory,
+        cuda: Err("CUDA was not asked".into()),
+        unfiltered: Err("CUDA was not asked".into()),
+        env,
+    }
+}
+
+fn own_cpus() -> Vec<usize> {
+    let set = rustix::thread::sched_getaffinity(None).ok();
+    let most = rustix::thread::CpuSet::MAX_CPU;
+    set.map(|set| (0..most).filter(|&cpu| set.is_set(cpu)).collect()).unwrap_or_default()
+}
+
+/// The folders in which Slurm's configuration may lie.
+pub fn slurm_folders(env: &Env) -> Vec<PathBuf> {
+    let own = env.get("SLURM_CONF").and_then(|conf| Path::new(conf).parent());
+    let usual = ["/run/slurm/conf", "/etc/slurm", "/etc/slurm-llnl"].map(Path::new);
+    own.into_iter().chain(usual).map(Path::to_path_buf).collect()
+}
+
+/// The gres list; `None` outside of Slurm and where gres.conf cannot be read.
+fn positions(env: &Env, inventory: &Inventory) -> Option<Vec<Option<Device>>> {
+    let node = env.get("SLURMD_NODENAME")?;
+    let read = |folder: PathBuf| {
+        GresList::read(&folder.join("gres.conf"), node, Path::new("/"), inventory).ok()
+    };
+    Some(slurm_folders(env).into_iter().find_map(read)?.devices())
+}

@@ -1,0 +1,289 @@
+//! `gpu-align pick`: the freest cards of a machine that several people or
+//! programs share without a scheduler.
+
+mod choice;
+mod holders;
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use clap::Args;
+use regex_lite::Regex;
+
+use crate::inside::env::Env;
+use crate::inside::gather;
+use crate::inside::scene::{ORDER, PCI_ORDER, Scene, VISIBLE};
+use crate::inside::screen::size;
+use crate::inside::usage::Usage;
+use crate::show::export_lines;
+use crate::{ask, become_command};
+
+use choice::{Candidate, Wishes, choose};
+use holders::{AsPicked, Holders};
+
+const EXAMPLES: &str = "\
+The order: cards without a compute process first, then by load, then by free memory, then
+by bus. A card is held until the process that picked it ends: COMMAND, or the shell that
+the export lines are for (--holder names another). Other pickers of the same user on this
+node pass it over; other users' processes are seen by their use of the card.
+
+Exit status:
+  0         picked; with COMMAND, the command's own
+  1         not enough cards fit
+  2         the cards could not be looked at, or this is a step of several tasks
+  126, 127  COMMAND cannot be started, is not there
+
+Examples:
+  eval \"$(gpu-align pick)\"
+  gpu-align pick -n 2 --min-free 20GiB -- python train.py
+  gpu-align pick --model 'A100|H100' --max-util 10 --wait 5m -- ./app";
+
+/// Choose the freest cards among those that this process can open
+///
+/// Prints lines for a shell's eval, or becomes COMMAND with the cards set. Two pickers at
+/// once do not choose the same card.
+#[derive(Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct Pick {
+    /// How many cards
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 1)]
+    number: usize,
+    /// Only cards with so much free memory, like 20GiB
+    #[arg(long, value_name = "SIZE")]
+    min_free: Option<Size>,
+    /// Only cards that are busy for at most so many percent of the time
+    #[arg(long, value_name = "PERCENT")]
+    max_util: Option<u32>,
+    /// Only cards whose model matches, like 'A100|H100'
+    #[arg(long, value_name = "REGEX")]
+    model: Option<Regex>,
+    /// Only cards near this process's CPUs
+    #[arg(long)]
+    near: bool,
+    /// Wait so long for cards that fit, like 5m
+    #[arg(long, value_name = "TIME")]
+    wait: Option<Span>,
+    /// The process that holds the cards [default: COMMAND, or the caller's shell]
+    #[arg(long, value_name = "PID")]
+    holder: Option<u32>,
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// Between looks while waiting.
+const PAUSE: Duration = Duration::from_millis(300);
+
+impl Pick {
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        let scene = gather::quick_scene(Env::own());
+        refuse_in_a_step(&scene)?;
+        let allotted = scene.allotted().map_err(anyhow::Error::msg)?;
+        let wishes = Wishes {
+            number: self.number,
+            min_free: self.min_free.map(|size| size.0),
+            max_load: self.max_util,
+            model: self.model.clone(),
+            near: self.near,
+        };
+        let holder = match (self.holder, self.command.is_empty()) {
+            (Some(pid), _) => pid,
+            (None, true) => std::os::unix::process::parent_id(),
+            (None, false) => std::process::id(),
+        };
+        let holders = Holders::of_this_user(Path::new("/"), &scene.node_name())?;
+        let deadline = Instant::now() + self.wait.map_or(Duration::ZERO, |span| span.0);
+        loop {
+            let usage = ask::usage(&scene.env.0);
+            let candidates = candidates(&scene, &allotted, &usage);
+            let picked = holders.take(holder, |held| {
+                let places = choose(&candidates, &wishes, held)?;
+                Ok(places.iter().map(|&place| candidates[place].clone()).collect::<Vec<_>>())
+            })?;
+            match picked {
+                Ok(picked) => return self.use_them(&scene, &picked, usage.err()),
+                Err(why) if Instant::now() >= deadline => {
+                    eprintln!("gpu-align: {why}");
+                    let blind =
+                        usage.is_err() && (self.min_free.is_some() || self.max_util.is_some());
+                    if let (true, Err(why)) = (blind, &usage) {
+                        eprintln!("gpu-align: the cards' use could not be looked at: {why}");
+                    }
+                    return Ok(ExitCode::from(if blind { 2 } else { 1 }));
+                }
+                Err(_) => thread::sleep(PAUSE),
+            }
+        }
+    }
+
+    fn use_them(
+        &self,
+        scene: &Scene,
+        picked: &[Candidate],
+        blind: Option<String>,
+    ) -> anyhow::Result<ExitCode> {
+        let devices: Vec<_> = picked.iter().map(|candidate| candidate.device).collect();
+        let lines = export_lines(scene, &devices).map_err(anyhow::Error::msg)?;
+        for candidate in picked {
+            eprintln!("gpu-align: picked {}", candidate.says());
+        }
+        if let Some(why) = blind {
+            eprintln!("gpu-align: picked without knowing the cards' use: {why}");
+        }
+        if self.command.is_empty() {
+            crate::print(&lines);
+            return Ok(ExitCode::SUCCESS);
+        }
+        let list: Vec<&str> = picked.iter().map(|candidate| candidate.uuid.as_str()).collect();
+        let variables = [(ORDER, PCI_ORDER.to_owned()), (VISIBLE, list.join(","))];
+        Ok(become_command(&self.command, &variables))
+    }
+}
+
+/// Tasks of a step that each picked would race and could meet on a card.
+fn refuse_in_a_step(scene: &Scene) -> anyhow::Result<()> {
+    let in_step = scene.env.get("SLURM_STEP_ID").is_some();
+    match scene.tasks_here() {
+        Some(tasks) if in_step && tasks > 1 => bail!(
+            "this is one of {tasks} tasks of a Slurm step, which would choose against each other; \
+             give each its own card with srun --gpu-align=single"
+        ),
+        _ => Ok(()),
+    }
+}
+
+fn candidates(
+    scene: &Scene,
+    allotted: &[gpu_align::device::Device],
+    usage: &Result<Usage, String>,
+) -> Vec<Candidate> {
+    let usage = usage.as_ref().ok();
+    let candidate = |&device: &gpu_align::device::Device| {
+        let card = scene.cards().card(device);
+        let uuid = scene.uuid(device)?;
+        let used = usage.and_then(|usage| usage.cards.iter().find(|used| used.pci == card.pci));
+        let slice = used.and_then(|used| used.slices.iter().find(|slice| slice.uuid == uuid));
+        let processes = match slice {
+            Some(slice) => Some(&slice.processes),
+            None => used.and_then(|used| used.processes.as_ref()),
+        };
+        let compute = |list: &Vec<crate::inside::usage::Holder>| {
+            list.iter().filter(|process| !process.graphics).count()
+        };
+        Some(Candidate {
+            device,
+            pci: card.pci,
+            uuid: uuid.to_string(),
+            model: card.model.clone(),
+            near: scene.near.get(device.card).copied().unwrap_or(false),
+            processes: processes.map(compute),
+            load: used.and_then(|used| used.load),
+            free: slice.map_or_else(|| used.and_then(|used| used.free), |slice| slice.free),
+        })
+    };
+    allotted.iter().filter_map(candidate).collect()
+}
+
+/// Bytes, written like `20GiB`, `20G` or `500M`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Size(u64);
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Size, String> {
+        let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+        let unit = match text[end..].trim().to_ascii_lowercase().as_str() {
+            "m" | "mb" | "mib" => 1u64 << 20,
+            "g" | "gb" | "gib" => 1 << 30,
+            "t" | "tb" | "tib" => 1 << 40,
+            _ => return Err("write a size with its unit, like 20GiB or 500M".into()),
+        };
+        let number: f64 = text[..end].parse().map_err(|_| "write a size like 20GiB".to_owned())?;
+        Ok(Size((number * unit as f64) as u64))
+    }
+}
+
+/// A span of time, written like `30s`, `5m` or `2h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Span(Duration);
+
+impl FromStr for Span {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Span, String> {
+        let wrong = || "write a time like 30s, 5m or 2h".to_owned();
+        let (number, unit) = match text.char_indices().next_back().ok_or_else(wrong)? {
+            (end, 's') => (&text[..end], 1),
+            (end, 'm') => (&text[..end], 60),
+            (end, 'h') => (&text[..end], 3600),
+            _ => (text, 1),
+        };
+        let number: u32 = number.parse().map_err(|_| wrong())?;
+        Ok(Span(Duration::from_secs(u64::from(number) * unit)))
+    }
+}
+
+impl AsPicked for Vec<Candidate> {
+    fn uuids(&self) -> impl Iterator<Item = &str> {
+        self.iter().map(|candidate| candidate.uuid.as_str())
+    }
+}
+
+impl Candidate {
+    fn says(&self) -> String {
+        let use_ = [
+            self.processes
+                .map(|n| format!("{n} compute process{}", if n == 1 { "" } else { "es" })),
+            self.load.map(|load| format!("{load} % busy")),
+            self.free.map(|free| format!("{} free", size(free))),
+        ];
+        let use_: Vec<String> = use_.into_iter().flatten().collect();
+        let use_ = if use_.is_empty() { String::new() } else { format!(" ({})", use_.join(", ")) };
+        format!("card {} {} {} {}{use_}", self.device.card, self.pci, self.uuid, self.model)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inside::simulated::{node, scene};
+
+    #[test]
+    fn sizes_and_times_have_units() {
+        assert_eq!("20GiB".parse(), Ok(Size(20 << 30)));
+        assert_eq!("1.5g".parse(), Ok(Size(3 << 29)));
+        assert!("20".parse::<Size>().is_err() && "GiB".parse::<Size>().is_err());
+        assert_eq!("5m".parse(), Ok(Span(Duration::from_secs(300))));
+        assert_eq!("90".parse(), Ok(Span(Duration::from_secs(90))));
+        assert!("m".parse::<Span>().is_err() && "".parse::<Span>().is_err());
+    }
+
+    #[test]
+    fn several_tasks_are_sent_to_the_option() {
+        let mut env = vec![
+            ("SLURM_JOB_ID", "12"),
+            ("SLURM_STEP_ID", "0"),
+            ("SLURM_NODEID", "0"),
+            ("SLURM_STEP_TASKS_PER_NODE", "4"),
+        ];
+        let refused = refuse_in_a_step(&scene(&node("tidy4"), &[0], &env)).unwrap_err();
+        assert!(refused.to_string().ends_with("srun --gpu-align=single"));
+        env[3].1 = "1";
+        refuse_in_a_step(&scene(&node("tidy4"), &[0], &env)).unwrap();
+    }
+
+    #[test]
+    fn what_is_picked_is_said_with_its_use() {
+        let scene = scene(&node("tidy4"), &[1], &[]);
+        let candidates = candidates(&scene, &scene.reach, &Err("NVML is absent".into()));
+        assert_eq!(
+            candidates[0].says(),
+            "card 1 0000:31:00.0 GPU-00000000-0004-4000-8000-000000000001 NVIDIA A100-SXM4-80GB"
+        );
+    }
+}

@@ -1,0 +1,164 @@
+//! Which cards are the freest: a pure choice over what was seen.
+
+use gpu_align::device::{Device, PciAddress};
+use regex_lite::Regex;
+
+use crate::inside::screen::{count, size};
+
+/// A device that could be picked. What is not known is `None`.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    pub device: Device,
+    pub pci: PciAddress,
+    pub uuid: String,
+    pub model: String,
+    pub near: bool,
+    /// Compute processes on it.
+    pub processes: Option<usize>,
+    /// Percent.
+    pub load: Option<u32>,
+    /// Bytes.
+    pub free: Option<u64>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Wishes {
+    pub number: usize,
+    /// Bytes.
+    pub min_free: Option<u64>,
+    /// Percent.
+    pub max_load: Option<u32>,
+    pub model: Option<Regex>,
+    pub near: bool,
+}
+
+/// Places of the freest candidates that fit; `held` says which UUIDs another
+/// picker holds. `Err`: why too few fit, as a sentence.
+///
+/// The order: no compute process, then load, then free memory, then PCI. What
+/// is not known comes last.
+pub fn choose(
+    candidates: &[Candidate],
+    wishes: &Wishes,
+    held: &dyn Fn(&str) -> bool,
+) -> Result<Vec<usize>, String> {
+    let mut reasons: Vec<(String, usize)> = Vec::new();
+    let mut fitting: Vec<usize> = Vec::new();
+    for (place, candidate) in candidates.iter().enumerate() {
+        match unfit(candidate, wishes, held) {
+            None => fitting.push(place),
+            Some(reason) => match reasons.iter_mut().find(|(known, _)| *known == reason) {
+                Some((_, n)) => *n += 1,
+                None => reasons.push((reason, 1)),
+            },
+        }
+    }
+    if fitting.len() < wishes.number {
+        let reasons: Vec<String> = reasons.iter().map(|(why, n)| format!("{n} {why}")).collect();
+        let reasons =
+            if reasons.is_empty() { String::new() } else { format!(": {}", reasons.join(", ")) };
+        return Err(format!(
+            "{} wanted and {} of {} fit{reasons}; ask for less, or wait with --wait 5m",
+            count(wishes.number, "card"),
+            fitting.len(),
+            count(candidates.len(), "card"),
+        ));
+    }
+    fitting.sort_by_key(|&place| {
+        let candidate = &candidates[place];
+        let busy = candidate.processes.is_none_or(|n| n > 0);
+        let load = candidate.load.unwrap_or(u32::MAX);
+        (busy, load, std::cmp::Reverse(candidate.free.unwrap_or(0)), candidate.device)
+    });
+    fitting.truncate(wishes.number);
+    // CUDA counts them by bus.
+    fitting.sort_by_key(|&place| candidates[place].device);
+    Ok(fitting)
+}
+
+fn unfit(candidate: &Candidate, wishes: &Wishes, held: &dyn Fn(&str) -> bool) -> Option<String> {
+    let other_model = |model: &Regex| !model.is_match(&candidate.model);
+    if wishes.model.as_ref().is_some_and(other_model) {
+        return Some("of another model".into());
+    }
+    if wishes.near && !candidate.near {
+        return Some("not near this process's CPUs".into());
+    }
+    if held(&candidate.uuid) {
+        return Some("held by another pick".into());
+    }
+    match (wishes.min_free, candidate.free) {
+        (Some(_), None) => return Some("with unknown free memory".into()),
+        (Some(least), Some(free)) if free < least => {
+            return Some(format!("with less than {} free", size(least)));
+        }
+        _ => {}
+    }
+    match (wishes.max_load, candidate.load) {
+        (Some(_), None) => Some("with unknown load".into()),
+        (Some(most), Some(load)) if load > most => Some(format!("busier than {most} %")),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn card(rank: usize, processes: usize, load: u32, free_gib: u64) -> Candidate {
+        Candidate {
+            device: Device::whole(rank),
+            pci: format!("0000:{rank:02x}:00.0").parse().unwrap(),
+            uuid: format!("GPU-{rank}"),
+            model: if rank < 2 { "NVIDIA A100" } else { "NVIDIA T4" }.into(),
+            near: rank % 2 == 0,
+            processes: Some(processes),
+            load: Some(load),
+            free: Some(free_gib << 30),
+        }
+    }
+
+    fn wish(number: usize) -> Wishes {
+        Wishes { number, min_free: None, max_load: None, model: None, near: false }
+    }
+
+    fn chosen(cards: &[Candidate], wishes: &Wishes) -> Result<Vec<usize>, String> {
+        choose(cards, wishes, &|uuid| uuid == "GPU-9")
+    }
+
+    #[test]
+    fn processes_then_load_then_memory_then_bus() {
+        let cards = [card(0, 1, 0, 80), card(1, 0, 5, 80), card(2, 0, 0, 40), card(3, 0, 0, 60)];
+        let order: Vec<_> = (1..=4).map(|n| chosen(&cards, &wish(n)).unwrap()).collect();
+        assert_eq!(order, [vec![3], vec![2, 3], vec![1, 2, 3], vec![0, 1, 2, 3]]);
+        let alike = [card(0, 0, 0, 80), card(1, 0, 0, 80)];
+        assert_eq!(chosen(&alike, &wish(1)), Ok(vec![0]));
+    }
+
+    #[test]
+    fn wishes_leave_cards_out_and_the_refusal_counts_them() {
+        let cards = [card(0, 0, 50, 80), card(1, 0, 0, 10), card(2, 0, 0, 80), card(9, 0, 0, 80)];
+        let wishes = Wishes {
+            min_free: Some(20 << 30),
+            max_load: Some(10),
+            model: Some(Regex::new("A100").unwrap()),
+            ..wish(1)
+        };
+        assert_eq!(
+            chosen(&cards, &wishes).unwrap_err(),
+            "1 card wanted and 0 of 4 cards fit: 1 busier than 10 %, 1 with less than 20 GiB free, \
+             2 of another model; ask for less, or wait with --wait 5m"
+        );
+        assert_eq!(chosen(&cards, &Wishes { near: true, ..wish(2) }), Ok(vec![0, 2]));
+        assert!(chosen(&cards, &wish(4)).unwrap_err().contains("1 held by another pick"));
+    }
+
+    #[test]
+    fn what_is_not_known_comes_last_and_fits_no_limit() {
+        let unknown = Candidate { processes: None, load: None, free: None, ..card(0, 0, 0, 0) };
+        let cards = [unknown, card(1, 3, 90, 1)];
+        assert_eq!(chosen(&cards, &wish(1)), Ok(vec![1]));
+        let limited = Wishes { min_free: Some(1), ..wish(2) };
+        assert!(chosen(&cards, &limited).unwrap_err().contains("unknown free memory"));
+    }
+}

@@ -1,0 +1,210 @@
+//! `gpu-align show --step`: the tasks of a step on one node, gathered by the
+//! task with local rank 0 over an abstract socket. Nothing is left behind, and
+//! a socket that another user holds is found out by its credentials.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use serde::{Deserialize, Serialize};
+
+use super::View;
+use crate::inside::scene::Scene;
+use crate::inside::screen::{Screen, count, number, word};
+
+/// How long local rank 0 waits for the others, and they for it.
+const PATIENCE: Duration = Duration::from_secs(15);
+const LOOK: Duration = Duration::from_millis(10);
+/// A task's view of a node of 128 cards is a tenth of this.
+const MAX_BYTES: u64 = 1 << 20;
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Said {
+    rank: usize,
+    local: usize,
+    /// The CUDA index of the task's own device, if gpu-align says so.
+    own: Option<usize>,
+    view: View,
+}
+
+/// What the tasks of one node said.
+#[derive(Debug, Serialize)]
+pub struct Gathered {
+    schema: u32,
+    node: String,
+    place: Option<String>,
+    tasks: usize,
+    said: Vec<Said>,
+    /// Local ranks that did not speak in time.
+    missing: Vec<usize>,
+}
+
+/// Gathers; `None` in every task but local rank 0.
+pub fn gather(scene: &Scene, view: View) -> anyhow::Result<Option<Gathered>> {
+    let env = &scene.env;
+    let (Some(job), Some(step), Some(tasks)) =
+        (env.get("SLURM_JOB_ID"), env.get("SLURM_STEP_ID"), scene.tasks_here())
+    else {
+        bail!("--step gathers the tasks of a Slurm step and this is none; start it with srun");
+    };
+    let local =
+        env.number("SLURM_LOCALID").context("SLURM_LOCALID is not set; start it with srun")?;
+    let card = env.get("GPU_ALIGN_CARD");
+    let own = card.and_then(|card| {
+        let row = view.devices.iter().find(|row| row.uuid.as_deref() == Some(card))?;
+        row.cuda
+    });
+    let rank = env.number("SLURM_PROCID").unwrap_or(local);
+    let said = Said { rank, local, own, view };
+    let user = rustix::process::getuid().as_raw();
+    let name = format!("gpu-align/{user}/{job}.{step}/{}", scene.node_name());
+    let address = SocketAddr::from_abstract_name(name).context("the socket's name is not valid")?;
+    if local != 0 {
+        tell(&address, &said)?;
+        return Ok(None);
+    }
+    let place = said.view.place.clone();
+    let mut heard = listen(&address, said, tasks)?;
+    let missing = (0..tasks).filter(|local| !heard.contains_key(local)).collect();
+    let said: Vec<Said> = std::mem::take(&mut heard).into_values().collect();
+    Ok(Some(Gathered { schema: 1, node: scene.node_name(), place, tasks, said, missing }))
+}
+
+fn tell(address: &SocketAddr, said: &Said) -> anyhow::Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match UnixStream::connect_addr(address) {
+            Ok(mut stream) => {
+                stream.write_all(&serde_json::to_vec(said)?)?;
+                return Ok(());
+            }
+            Err(why) if Instant::now() > deadline => {
+                bail!("local rank 0 of this step does not listen ({why}); run --step in every task")
+            }
+            Err(_) => thread::sleep(LOOK),
+        }
+    }
+}
+
+fn listen(address: &SocketAddr, own: Said, tasks: usize) -> anyhow::Result<BTreeMap<usize, Said>> {
+    let deadline = Instant::now() + PATIENCE;
+    let listener = UnixListener::bind_addr(address)
+        .context("another process of this step gathers already; run one --step at a time")?;
+    listener.set_nonblocking(true)?;
+    let mut heard = BTreeMap::from([(own.local, own)]);
+    while heard.len() < tasks && Instant::now() < deadline {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                if let Some(said) = hear(stream, deadline).filter(|said| said.local < tasks) {
+                    heard.insert(said.local, said);
+                }
+            }
+            Err(_) => thread::sleep(LOOK),
+        }
+    }
+    Ok(heard)
+}
+
+/// What another task of the same user says; a stranger is not listened to.
+fn hear(stream: UnixStream, deadline: Instant) -> Option<Said> {
+    let user = rustix::net::sockopt::socket_peercred(&stream).ok()?.uid;
+    if user != rustix::process::getuid() {
+        return None;
+    }
+    let left = deadline.saturating_duration_since(Instant::now()).max(LOOK);
+    stream.set_nonblocking(false).ok()?;
+    stream.set_read_timeout(Some(left)).ok()?;
+    let mut bytes = Vec::new();
+    stream.take(MAX_BYTES).read_to_end(&mut bytes).ok()?;
+    serde_json::from_slice(&bytes).ok()
+}
+
+impl Gathered {
+    pub fn text(&self, screen: Screen) -> String {
+        let place = self.place.as_ref().map(|place| format!(" {place}")).unwrap_or_default();
+        let head = format!("gpu-align: {}{place}: {}", self.node, count(self.tasks, "task"));
+        let mut out = screen.sentence("", 0, &head);
+        let heads = [
+            number("rank"),
+            number("local"),
+            number("cuda"),
+            word("own"),
+            number("card"),
+            number("minor"),
+            word("bus"),
+            word("uuid"),
+        ];
+        out += &screen.table(&heads, &self.rows());
+        for said in self.said.iter().filter(|said| said.usable() == 0) {
+            out += &screen.sentence("", 0, &format!("rank {} can use no device", said.rank));
+        }
+        for (uuid, ranks) in self.shared() {
+            out += &screen.sentence("", 0, &format!("ranks {ranks} share {uuid}"));
+        }
+        for local in &self.missing {
+            let text = format!("local rank {local} did not speak within {} s", PATIENCE.as_secs());
+            out += &screen.sentence("not looked at:", 15, &text);
+        }
+        out
+    }
+
+    /// One row for each device of a task; tasks that see the same are one.
+    fn rows(&self) -> Vec<Vec<String>> {
+        let mut rows = Vec::new();
+        let mut done: Vec<&Vec<super::Row>> = Vec::new();
+        for said in &self.said {
+            if done.contains(&&said.view.devices) {
+                continue;
+            }
+            done.push(&said.view.devices);
+            let alike: Vec<&Said> =
+                self.said.iter().filter(|s| s.view.devices == said.view.devices).collect();
+            let list = |what: fn(&Said) -> usize| {
+                let numbers: Vec<usize> = alike.iter().map(|said| what(said)).collect();
+                crate::inside::scene::cpu_list(&numbers)
+            };
+            for row in said.view.devices.iter().filter(|row| row.cuda.is_some() || row.reach) {
+                let dash = |n: Option<usize>| n.map_or("-".to_owned(), |n| n.to_string());
+                let own = alike.iter().filter(|s| s.own.is_some() && s.own == row.cuda);
+                let own: Vec<usize> = own.map(|said| said.rank).collect();
+                rows.push(vec![
+                    list(|said| said.rank),
+                    list(|said| said.local),
+                    dash(row.cuda),
+                    crate::inside::scene::cpu_list(&own),
+                    dash(row.card),
+                    row.minor.map_or("-".into(), |minor| minor.to_string()),
+                    row.pci.clone(),
+                    row.uuid.clone().unwrap_or_else(|| "-".into()),
+                ]);
+            }
+        }
+        rows
+    }
+
+    /// Devices that are several ranks' own, or the only one that each sees.
+    fn shared(&self) -> Vec<(String, String)> {
+        let mut ranks: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+        for said in &self.said {
+            let only = (said.usable() == 1).then_some(0);
+            let own = said.own.or(only);
+            let row = said.view.devices.iter().find(|row| row.cuda.is_some() && row.cuda == own);
+            if let Some(uuid) = row.and_then(|row| row.uuid.clone()) {
+                ranks.entry(uuid).or_default().push(said.rank);
+            }
+        }
+        ranks.retain(|_, ranks| ranks.len() > 1);
+        let text = |ranks: Vec<usize>| crate::inside::scene::cpu_list(&ranks);
+        ranks.into_iter().map(|(uuid, of)| (uuid, text(of))).collect()
+    }
+}
+
+impl Said {
+    fn usable(&self) -> usize {
+        self.view.devices.iter().filter(|row| row.cuda.is_some()).count()
+    }
+}

@@ -1,0 +1,304 @@
+use super::*;
+use crate::inside::env::Env;
+use crate::inside::hands::Ancestor;
+use crate::inside::scene::Scene;
+use crate::inside::simulated::{SCREEN, golden, node, scene};
+use crate::inside::usage::{CardUse, Holder, Usage};
+
+fn usage_of(scene: &Scene, holders: &[(usize, &[u32])]) -> Usage {
+    let cards = scene.reach.iter().map(|device| {
+        let card = scene.cards().card(*device);
+        let pids = holders.iter().filter(|(rank, _)| *rank == device.card);
+        let pids = pids.flat_map(|(_, pids)| pids.iter().copied());
+        let processes = pids.map(|pid| Holder { pid, memory: Some(1 << 30), graphics: false });
+        CardUse {
+            pci: card.pci,
+            uuid: card.uuid.clone(),
+            total: Some(80 << 30),
+            free: Some(79 << 30),
+            load: Some(0),
+            compute_mode: Some("default".into()),
+            persistence: Some(true),
+            mig: Some(false),
+            slices: Vec::new(),
+            processes: Some(processes.collect()),
+        }
+    });
+    let mut cards: Vec<CardUse> = cards.collect();
+    cards.dedup_by_key(|card| card.pci);
+    Usage { driver: Some("580.159.04".into()), cards, silent: Vec::new() }
+}
+
+struct Case<'a> {
+    scene: Scene,
+    above: Vec<Ancestor>,
+    hits: Vec<hands::Hit>,
+    holders: &'a [(usize, &'a [u32])],
+    expected: Option<&'a str>,
+    other: Option<(u32, String)>,
+}
+
+impl Case<'_> {
+    fn on(scene: Scene) -> Case<'static> {
+        Case { scene, above: vec![], hits: vec![], holders: &[], expected: None, other: None }
+    }
+
+    fn checks(&self) -> Vec<Check> {
+        let expected: Option<Expected> = self.expected.map(|text| text.parse().unwrap());
+        // pid 100 + r belongs to rank r of step 12.0.
+        let task_of = |pid: u32| {
+            Some(TaskOf {
+                job: Some("12".into()),
+                step: Some("0".into()),
+                rank: Some((pid.checked_sub(100)?).to_string()),
+                command: "python train.py".into(),
+            })
+        };
+        checks::checks(&Evidence {
+            scene: &self.scene,
+            usage: &Ok(usage_of(&self.scene, self.holders)),
+            above: &self.above,
+            hits: &self.hits,
+            task_of: &task_of,
+            other: self.other.clone(),
+            expected: expected.as_ref(),
+        })
+    }
+
+    fn text(&self) -> String {
+        let checks = self.checks();
+        format!("{}exit {}\n", text(&checks, SCREEN), exit_code(&checks))
+    }
+
+    fn says(&self, name: &str) -> String {
+        let checks = self.checks();
+        let check = checks.iter().find(|check| check.name == name).unwrap();
+        format!("{}: {}", check.state.word(), check.says)
+    }
+}
+
+const U: [&str; 4] = [
+    "GPU-00000000-0004-4000-8000-000000000000",
+    "GPU-00000000-0004-4000-8000-000000000001",
+    "GPU-00000000-0004-4000-8000-000000000002",
+    "GPU-00000000-0004-4000-8000-000000000003",
+];
+
+fn inv4(minors: &[u32], env: &[(&str, &str)]) -> Scene {
+    scene(&node("tidy4"), minors, env)
+}
+
+/// A task of a step that holds cards 2 and 3, as gpu-align left it, and what was
+/// changed since.
+fn task(changed: &[(&str, &str)]) -> Scene {
+    let both = [U[2], U[3]].join(",");
+    let mut env = vec![
+        ("SLURM_JOB_ID", "12"),
+        ("SLURM_STEP_ID", "0"),
+        ("SLURM_PROCID", "0"),
+        ("SLURM_LOCALID", "0"),
+        ("SLURM_NODEID", "0"),
+        ("SLURM_STEP_TASKS_PER_NODE", "2"),
+        ("SLURMD_NODENAME", "n1"),
+        ("SLURM_STEP_GPUS", "2,3"),
+        ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
+        ("CUDA_VISIBLE_DEVICES", both.as_str()),
+        ("GPU_ALIGN_VERSION", "0.1.0"),
+        ("GPU_ALIGN_MODE", "all"),
+        ("GPU_ALIGN_CARD", U[2]),
+        ("GPU_ALIGN_UUIDS", both.as_str()),
+    ];
+    env.extend(changed);
+    inv4(&[2, 3], &env)
+}
+
+fn ancestor(command: &str, pid: u32, visible: &str) -> Ancestor {
+    let pairs = [("GPU_ALIGN_VERSION", "0.1.0"), ("CUDA_VISIBLE_DEVICES", visible)];
+    let env = Env(pairs.iter().map(|(n, v)| (n.to_string(), v.to_string())).collect());
+    Ancestor { pid, command: command.into(), env }
+}
+
+#[test]
+fn a_task_as_gpu_align_left_it() {
+    golden("verify-step", &Case::on(task(&[])).text());
+}
+
+#[test]
+fn fc_30_every_spelling_is_counted_and_the_end_of_the_list_explained() {
+    let twice = [U[1], U[1]].join(",");
+    let mixed = [U[1], "0"].join(",");
+    let rows = [
+        None,
+        Some(""),
+        Some("-1"),
+        Some("NoDevFiles"),
+        Some("none"),
+        Some("0,2,-1,1"),
+        Some("0,1,9,2"),
+        Some("0,1,2,3,0"),
+        Some("1x,2yz"),
+        Some("0,1,"),
+        Some("0, 1"),
+        Some(U[1]),
+        Some("GPU-00000000-0004-4000-8000-000000000001"),
+        Some("GPU-00000000-0004"),
+        Some(twice.as_str()),
+        Some(mixed.as_str()),
+        Some("4,5,6,7"),
+    ];
+    let mut all = String::new();
+    for value in rows {
+        let mut env = vec![("CUDA_DEVICE_ORDER", "PCI_BUS_ID")];
+        env.extend(value.map(|value| ("CUDA_VISIBLE_DEVICES", value)));
+        let case = Case::on(inv4(&[0, 1, 2, 3], &env));
+        // What verify says of the list is what the driver makes of it.
+        let driver = case.scene.cuda.as_ref().unwrap().devices.len();
+        assert_eq!(case.scene.selected().len(), driver, "{value:?}");
+        let text = SCREEN.sentence("  ", 2, &case.says("list"));
+        all += &format!("[{}] {driver}\n{text}", value.unwrap_or("unset"));
+        let bad =
+            driver == 0 || matches!(value, Some("0,2,-1,1" | "0,1,9,2")) || value == Some(&mixed);
+        assert_eq!(exit_code(&case.checks()), u8::from(bad), "{value:?}");
+    }
+    golden("verify-fc30", &all);
+}
+
+#[test]
+fn fc_30_two_slices_are_one_device_to_an_older_driver() {
+    let slice = |ci: u32| sim_node::Slice {
+        uuid: format!("MIG-00000000-00a0-5000-8000-00000000000{ci}"),
+        gi: 7,
+        ci,
+        profile: "1g.10gb".into(),
+        cap_minors: [30, 31 + ci],
+        ..sim_node::Slice::default()
+    };
+    let mut node = node("tidy4");
+    node.driver = "535.129.03".into();
+    node.cards[0].slices = vec![slice(0), slice(1)];
+    let two = "MIG-00000000-00a0-5000-8000-000000000001,MIG-00000000-00a0-5000-8000-000000000000";
+    let case = Case::on(scene(&node, &[0], &[("CUDA_VISIBLE_DEVICES", two)]));
+    assert!(case.says("cuda").starts_with("ok: cuda:0"), "{}", case.says("cuda"));
+    assert!(
+        case.says("cuda").ends_with(
+            "of the 2 that the list names CUDA gives a process no more slices than this"
+        )
+    );
+    let parent = Case::on(scene(&node, &[0], &[("CUDA_VISIBLE_DEVICES", U[0])]));
+    assert!(
+        parent
+            .says("slice")
+            .starts_with("WRONG: GPU-00000000-0004-4000-8000-000000000000 is a card in MIG mode")
+    );
+}
+
+#[test]
+fn fc_31_a_change_after_launch_names_values_and_the_likely_hand() {
+    let both = [U[2], U[3]].join(",");
+    let mut bashrc = Case::on(task(&[("CUDA_VISIBLE_DEVICES", "3")]));
+    bashrc.above =
+        vec![ancestor("gpu-align verify", 42, "3"), ancestor("bash -lc gpu-align", 41, &both)];
+    bashrc.hits = hands::in_text(
+        "/home/u/.bashrc",
+        "# mine\nexport CUDA_VISIBLE_DEVICES=3\n",
+        &["CUDA_VISIBLE_DEVICES"],
+    );
+    golden("verify-fc31-bashrc", &bashrc.text());
+    let mut prolog = Case::on(task(&[("CUDA_VISIBLE_DEVICES", "0")]));
+    prolog.above = vec![ancestor("gpu-align verify", 42, "0")];
+    prolog.hits = hands::in_text(
+        "TaskProlog /etc/slurm/taskprolog",
+        "echo export CUDA_VISIBLE_DEVICES=$SLURM_LOCALID\n",
+        &["CUDA_VISIBLE_DEVICES"],
+    );
+    golden("verify-fc31-taskprolog", &prolog.text());
+    let order = Case::on(task(&[("CUDA_DEVICE_ORDER", "FASTEST_FIRST")]));
+    assert!(order.says("order").starts_with(
+        "WRONG: CUDA_DEVICE_ORDER changed after gpu-align: PCI_BUS_ID -> 'FASTEST_FIRST'"
+    ));
+}
+
+#[test]
+fn an_order_that_cuda_does_not_know_costs_every_card() {
+    let case = Case::on(inv4(&[0, 1], &[("CUDA_DEVICE_ORDER", "pci")]));
+    golden("verify-order", &case.text());
+}
+
+#[test]
+fn fc_29_slot_numbers_in_a_constrained_job() {
+    let env = [("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), ("CUDA_VISIBLE_DEVICES", "4,5,6,7")];
+    let case = Case::on(inv4(&[0, 1, 2, 3], &env));
+    assert_eq!(
+        case.says("list"),
+        "WRONG: 0 of 4 entries usable: CUDA's list ends at entry 0 '4': index 4 is out of range: 4 \
+         cards can be opened, indices 0-3"
+    );
+}
+
+#[test]
+fn a_card_of_another_job_is_named_as_such() {
+    let case = Case::on(task(&[("CUDA_VISIBLE_DEVICES", U[0])]));
+    assert!(case.says("list").contains("is on this node, but this process may not open it"));
+}
+
+#[test]
+fn fc_16_two_ranks_on_one_card_are_found_by_their_processes() {
+    let mut case = Case::on(task(&[]));
+    case.holders = &[(2, &[100, 101]), (3, &[])];
+    golden("verify-sharing", &case.text());
+    case.holders = &[(2, &[100]), (3, &[101])];
+    assert!(case.says("sharing").starts_with("ok"));
+    case.holders = &[(2, &[1])];
+    assert!(case.says("sharing").starts_with("unseen: 1 process on these cards"));
+}
+
+#[test]
+fn fc_32_a_process_that_changed_its_own_list_is_found_by_what_it_holds() {
+    let mut case = Case::on(task(&[("CUDA_VISIBLE_DEVICES", U[2]), ("GPU_ALIGN_UUIDS", U[2])]));
+    case.other = Some((100, "python train.py".into()));
+    case.holders = &[(3, &[100])];
+    assert!(
+        case.says("used").starts_with("WRONG: process 100 ('python train.py') holds 0000:71:00.0")
+    );
+    case.holders = &[(2, &[100])];
+    assert!(case.says("used").starts_with("ok"));
+}
+
+#[test]
+fn the_expected_cards_are_compared_in_order() {
+    let mut case = Case::on(task(&[]));
+    for (expected, state) in [
+        ("rank=2,3", "ok"),
+        ("rank=3,2", "WRONG"),
+        ("rank=2", "WRONG"),
+        ("GPU-00000000-0004-4000-8000-000000000002,GPU-00000000-0004-4000-8000-000000000003", "ok"),
+        ("GPU-00000000-0004-4000-8000-000000000002", "WRONG"),
+    ] {
+        case.expected = Some(expected);
+        assert!(case.says("expect").starts_with(state), "{expected}: {}", case.says("expect"));
+    }
+    assert!("3,1".parse::<Expected>().is_err());
+}
+
+#[test]
+fn what_cannot_be_looked_at_is_said_and_answers_2() {
+    let mut scene = inv4(&[], &[]);
+    scene.inventory = Err("the NVIDIA driver is not loaded".into());
+    scene.reach.clear();
+    scene.cuda = Err("libcuda.so.1 cannot be loaded".into());
+    scene.unfiltered = scene.cuda.clone();
+    golden("verify-blind", &Case::on(scene).text());
+}
+
+#[test]
+fn fc_38_a_container_shows_half_of_the_cards() {
+    // Host numbers carried into a view that counts from 0.
+    let env = [("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), ("CUDA_VISIBLE_DEVICES", "2,3")];
+    golden("verify-container", &Case::on(inv4(&[2, 3], &env)).text());
+}
+
+#[test]
+fn fc_10_unlike_cards_need_an_order() {
+    let env = [("CUDA_VISIBLE_DEVICES", "1")];
+    golden("verify-unlike", &Case::on(scene(&node("unlike2"), &[0, 1], &env)).text());
+}
