@@ -203,11 +203,9 @@ fn unconstrained(facts: &Facts, usable: &[Device], step: &[u32]) -> Result<Decid
         return Ok((bound_by_name(named, &held)?, true, caution));
     }
     let bound = facts.task.filter(|task| task.len() < step.len());
+    let positions = bound.map_or(Ok(step.to_vec()), |task| positions_of(task, step))?;
     let mut devices = Vec::new();
-    for &position in bound.unwrap_or(step) {
-        if !step.contains(&position) {
-            return Err(Doubt::NotTheSteps(position));
-        }
+    for position in positions {
         let device = device_at(position).ok_or(Doubt::NoSuchCard(position))?;
         if !usable.contains(&device) {
             let pci = facts.inventory.card(device).pci;
@@ -216,6 +214,18 @@ fn unconstrained(facts: &Facts, usable: &[Device], step: &[u32]) -> Result<Decid
         devices.push(device);
     }
     Ok((in_pci_order(devices), bound.is_some(), caution))
+}
+
+/// A bound task's numbers, which are positions of the step; or places within it
+/// under `--gres-flags=allow-task-sharing` (seen on 24.11 and 26.05, where they
+/// name another job's cards). Nothing else tells the two apart: numbers that
+/// can be positions are taken for positions.
+fn positions_of(task: &[u32], step: &[u32]) -> Result<Vec<u32>, Doubt> {
+    if task.iter().all(|number| step.contains(number)) {
+        return Ok(task.to_vec());
+    }
+    let position_at = |place: &u32| step.get(*place as usize).copied();
+    task.iter().map(|n| position_at(n).ok_or(Doubt::NotTheSteps(*n))).collect()
 }
 
 /// What a position means on an unconstrained node: one reading for the whole
@@ -420,9 +430,8 @@ mod tests {
         let node = node(&[0, 1, 2, 3]);
         let (list, reach) = (gres(&node, 0..4), cards(&[0, 1, 2, 3]));
         let step = Facts { step: Some(&[2, 3]), ..facts(&node, &reach, &list) };
-        // A place inside the job, or a binding of the srun around this one.
-        let numbered = Facts { task: Some(&[0]), ..step };
-        assert_eq!(allotment(&numbered), Err(Doubt::NotTheSteps(0)));
+        let numbered = Facts { task: Some(&[7]), ..step };
+        assert_eq!(allotment(&numbered), Err(Doubt::NotTheSteps(7)));
         let named = Facts { named: Some(&[Some(Device::whole(0))]), ..step };
         assert_eq!(allotment(&named), Err(Doubt::Missing { given: 1, reached: 0 }));
     }
@@ -472,6 +481,17 @@ mod tests {
         let reach = cards(&[0, 1]);
         let lost = Facts { step: Some(&step), named: Some(&named), ..facts(&node, &reach, &list) };
         assert_eq!(allotment(&lost), Err(Doubt::Missing { given: 1, reached: 0 }));
+    }
+
+    #[test]
+    fn rule_4_numbers_that_are_no_positions_of_the_step_are_places_within_it() {
+        let node = node(&[0, 1, 2, 3]);
+        let (list, reach) = (gres(&node, 0..4), cards(&[0, 1, 2, 3]));
+        let step = Facts { step: Some(&[2, 3]), ..facts(&node, &reach, &list) };
+        for (place, card) in [([0], [2]), ([1], [3])] {
+            let task = decided(&Facts { task: Some(&place), ..step });
+            assert_eq!((task.devices, task.bound), (cards(&card), true));
+        }
     }
 
     #[test]
