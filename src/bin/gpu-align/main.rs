@@ -10,6 +10,7 @@ use std::process::{self, ExitCode};
 use clap::{Parser, Subcommand};
 
 mod ask;
+mod check;
 mod drain;
 mod epilog;
 mod exec;
@@ -19,6 +20,7 @@ mod job;
 mod pick;
 mod prolog;
 mod show;
+mod task_prolog;
 mod verify;
 
 /// Says which NVIDIA card is whose: in a job, on a node, for the gpu-align plugin
@@ -38,6 +40,8 @@ enum Command {
     Inventory(inventory::Inventory),
     Prolog(prolog::Prolog),
     Epilog(epilog::Epilog),
+    Check(check::Check),
+    TaskProlog(task_prolog::TaskProlog),
     #[command(hide = true)]
     Ask(ask::Ask),
 }
@@ -65,6 +69,8 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Inventory(command) => command.run(),
         Command::Prolog(command) => command.run(),
         Command::Epilog(command) => command.run(),
+        Command::Check(command) => command.run(),
+        Command::TaskProlog(command) => command.run(),
         Command::Ask(command) => command.run(),
     }
 }
