@@ -31,7 +31,7 @@ use node::{Node, write_driver};
 const DEADLINE: Duration = Duration::from_millis(if cfg!(debug_assertions) { 1000 } else { 100 });
 
 /// A loaded machine is slow now and then; what is slow each time is at fault.
-const RETRIES: [Duration; 6] = [20, 50, 100, 200, 400, 800].map(Duration::from_millis);
+const RETRIES_MS: [u64; 6] = [20, 50, 100, 200, 400, 800];
 
 /// What a task waits for siblings, here in vain: the host plays one task after the other.
 const SIBLINGS: Duration = Duration::from_millis(250);
@@ -192,7 +192,7 @@ fn no_case_upsets_a_hook() {
     let host = Host::load(&built_plugin(), &Step::default()).expect("the plugin loads");
     run(700, case(), |case| {
         let mut played = play(&host, &node, &case);
-        for pause in RETRIES {
+        for pause in RETRIES_MS.map(Duration::from_millis) {
             if too_slow(&played).is_none() {
                 break;
             }
@@ -228,7 +228,7 @@ fn no_program_that_lacks_a_function_is_upset() {
 }
 
 fn in_time<T>(work: impl Fn() -> T) -> Result<T, TestCaseError> {
-    for pause in RETRIES {
+    for pause in RETRIES_MS.map(Duration::from_millis) {
         let start = Instant::now();
         let result = work();
         if start.elapsed() < DEADLINE {
