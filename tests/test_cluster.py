@@ -188,7 +188,10 @@ class End(unittest.TestCase):
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
         self.assertEqual(process.stdout.readline(), "1\n")
-        return process, os.readlink(f"/proc/{keeper_of(process)}/ns/pid")
+        keeper = keeper_of(process)
+        namespace = os.readlink(f"/proc/{keeper}/ns/pid")
+        self.addCleanup(lambda: processes_in(namespace) and os.kill(keeper, signal.SIGKILL))
+        return process, namespace
 
     def assert_gone(self, process, namespace, patience=5.0):
         deadline = time.monotonic() + patience
