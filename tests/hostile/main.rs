@@ -195,7 +195,7 @@ fn no_case_upsets_a_hook() {
     let host = Host::load(&built_plugin(), &Step::default()).expect("the plugin loads");
     run(700, case(), |case| {
         let mut played = play(&host, &node, &case);
-        for pause in RETRIES {
+        for pause in RETRIES.map(Duration::from_millis) {
             if too_slow(&played).is_none() {
                 break;
             }
@@ -231,7 +231,7 @@ fn no_program_that_lacks_a_function_is_upset() {
 }
 
 fn in_time<T>(work: impl Fn() -> T) -> Result<T, TestCaseError> {
-    for pause in RETRIES {
+    for pause in RETRIES.map(Duration::from_millis) {
         let start = Instant::now();
         let result = work();
         if start.elapsed() < DEADLINE {
