@@ -95,7 +95,8 @@ class Held:
     """Another job that holds `count` cards, so that positions do not start at 0."""
 
     def __init__(self, count):
-        self.job = subprocess.Popen(["srun", "-n1", f"--gres=gpu:{count}", "--gpu-align=off", "sleep", "1000"],
+        self.job = subprocess.Popen(["srun", "-n1", f"--gres=gpu:{count}", "sleep", "1000"],
+                                    env={**os.environ, "SLURM_GPU_ALIGN": "off"},
                                     stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         wait_for(lambda: run("squeue", "-h", "-t", "R", "-o", "%A").stdout.strip(), "the other job's start")
 

@@ -29,7 +29,7 @@ def tearDownModule():
 
 
 def prolog(*arguments, **env):
-    return run("gpu-align", "prolog", *arguments, env=env)
+    return run("gpu-align", "prolog", *arguments, env={"SLURMD_NODENAME": "n1", **env})
 
 
 class Shipped(unittest.TestCase):
@@ -84,12 +84,13 @@ class Belief(unittest.TestCase):
     """NVML is silent here: a record that is not believed leaves nobody to ask."""
 
     def setUp(self):
+        RECORD.unlink(missing_ok=True)
         self.assertEqual(prolog().stderr, "")
         self.record = json.loads(RECORD.read_text())
         self.silence = NodeFile(lambda node: node.update(nvml={"fault": "unknown"}))
         self.silence.__enter__()
         self.addCleanup(self.silence.__exit__)
-        # The job's own Prolog would not touch a record while NVML is silent.
+        # While NVML is silent, the job's own Prolog leaves the record as it is.
 
     def launch(self):
         tasks, log = srun("-n2", "--gres=gpu:2", "--gpu-align")
