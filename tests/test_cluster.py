@@ -183,7 +183,8 @@ class Steps(unittest.TestCase):
 class End(unittest.TestCase):
     def running(self, *arguments):
         """A cluster in the middle of a step, with its PID namespace."""
-        process = start(*arguments, "--", "srun", "--gres=gpu:8", "sh", "-c", "sleep 300 & echo $SLURM_JOB_ID; sleep 300")
+        process = start(*arguments, "--", "srun", "--gres=gpu:8", "sh", "-c",
+                        "sleep 300 & echo $SLURM_JOB_ID; sleep 300")
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
         self.assertEqual(process.stdout.readline(), "1\n")

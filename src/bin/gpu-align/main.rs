@@ -7,13 +7,15 @@ use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{self, ExitCode};
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 mod ask;
 mod check;
+mod doctor;
 mod drain;
 mod epilog;
 mod exec;
+mod generate;
 mod inside;
 mod inventory;
 mod job;
@@ -35,6 +37,7 @@ struct Arguments {
 enum Command {
     Show(show::Show),
     Verify(verify::Verify),
+    Doctor(doctor::Doctor),
     Pick(pick::Pick),
     Exec(exec::Exec),
     Inventory(inventory::Inventory),
@@ -44,6 +47,8 @@ enum Command {
     TaskProlog(task_prolog::TaskProlog),
     #[command(hide = true)]
     Ask(ask::Ask),
+    #[command(hide = true)]
+    Generate(generate::Generate),
 }
 
 fn main() -> ExitCode {
@@ -64,14 +69,16 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     match arguments.command {
         Command::Show(command) => command.run(),
         Command::Verify(command) => command.run(),
+        Command::Doctor(command) => command.run(),
         Command::Pick(command) => command.run(),
         Command::Exec(command) => command.run(),
         Command::Inventory(command) => command.run(),
         Command::Prolog(command) => command.run(),
         Command::Epilog(command) => command.run(),
+        Command::Ask(command) => command.run(),
+        Command::Generate(command) => command.run(Arguments::command()),
         Command::Check(command) => command.run(),
         Command::TaskProlog(command) => command.run(),
-        Command::Ask(command) => command.run(),
     }
 }
 

@@ -1,9 +1,9 @@
 //! `gpu-align verify`: what was set, what is set now, what CUDA makes of it,
 //! and what the kernel and NVML say; then, if asked, the program itself.
 
-mod checks;
+pub mod checks;
 mod expect;
-mod sharing;
+pub mod sharing;
 
 use std::ffi::OsString;
 use std::path::Path;

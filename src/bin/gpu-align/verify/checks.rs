@@ -192,8 +192,8 @@ impl Evidence<'_> {
     /// else in UUIDs, its default.
     fn value_given(&self, given: &[Uuid]) -> String {
         let now = self.scene.env.get(VISIBLE);
-        let older = self.above.iter().filter_map(|process| process.env.get(VISIBLE));
-        let older = older.filter(|value| Some(*value) != now).last().map(long);
+        let mut older = self.above.iter().filter_map(|process| process.env.get(VISIBLE));
+        let older = older.rfind(|value| Some(*value) != now).map(long);
         let uuids = || given.iter().map(Uuid::to_string).collect::<Vec<_>>().join(",");
         older.unwrap_or_else(uuids)
     }
