@@ -39,7 +39,7 @@ shared_struct! {
         own_count: AtomicU32,
         visible_count: AtomicU32,
         visible: [AtomicU8; MAX_DEVICES],
-        why: SharedText<256>,
+        why: SharedText<512>,
         replaced_order: SharedText<32>,
         /// In the first slot, once the report is being written: 1.
         reported: AtomicU32,

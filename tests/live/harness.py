@@ -157,11 +157,16 @@ class NodeFile:
 
 def configure(*lines):
     """Gives slurm.conf these lines, in place of the ones given before."""
+    def idle():
+        return run("sinfo", "-h", "-o", "%T").stdout.strip() == "idle"
+
     path = Path(os.environ["SLURM_CONF"])
     own = path.read_text().partition("# Of the test:\n")[0]
+    # A job that is completing while slurmd reads its configuration again can stay so.
+    wait_for(idle, "the end of all jobs")
     path.write_text(own + "# Of the test:\n" + "".join(f"{line}\n" for line in lines))
     subprocess.run(["scontrol", "reconfigure"], check=True)
-    wait_for(lambda: run("sinfo", "-h", "-o", "%T").stdout.strip() == "idle", "the node's return")
+    wait_for(idle, "the node's return")
 
 
 def drained():

@@ -17,11 +17,13 @@ UUIDS = [f"GPU-00000000-0008-4000-8000-00000000000{rank}" for rank in range(8)]
 RECORD, JOBS = Path("/run/gpu-align/node.json"), Path("/run/gpu-align/jobs")
 BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
+SHIPPED = (f"Prolog={ROOT}/slurm/prolog.d/*", f"Epilog={ROOT}/slurm/epilog.d/*", "PrologFlags=Alloc")
+
 
 def setUpModule():
     global installed
     installed = Installed()
-    configure(f"Prolog={ROOT}/slurm/prolog.d/*", f"Epilog={ROOT}/slurm/epilog.d/*", "PrologFlags=Alloc")
+    configure(*SHIPPED)
 
 
 def tearDownModule():
@@ -105,6 +107,7 @@ class Belief(unittest.TestCase):
         self.assertEqual(log.count("\n"), 1, log)
         self.assertIn(why, log)
         self.assertIn("NVML does not start", log)
+        self.assertIn("let the Prolog run", log)
 
     def test_today(self):
         visible, log = self.launch()
@@ -160,10 +163,12 @@ class Faults(unittest.TestCase):
 
     DEADLINE = 2.0
 
+    @classmethod
+    def setUpClass(cls):
+        configure()
+        cls.addClassCleanup(configure, *SHIPPED)
+
     def setUp(self):
-        configure(f"Epilog={ROOT}/slurm/epilog.d/*")
-        self.addCleanup(configure, f"Prolog={ROOT}/slurm/prolog.d/*", f"Epilog={ROOT}/slurm/epilog.d/*",
-                        "PrologFlags=Alloc")
         RECORD.unlink(missing_ok=True)
 
     def launch(self, **trouble):
