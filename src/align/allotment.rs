@@ -62,6 +62,8 @@ pub enum Caution {
     NotInPciOrder,
     /// Positions were read as ranks because the gres list is not known.
     UnknownGresList,
+    /// `ids=index` was asked for, and an MPS daemon numbers its cards anew.
+    NamedForMps,
 }
 
 /// Decides the allotment; `None` where the step has no devices (rule 8).
@@ -74,7 +76,9 @@ pub fn allotment(facts: &Facts) -> Result<Option<Allotment>, Doubt> {
         Held::ByKernel { given } => constrained(facts, usable, given)?,
         Held::ByList(step) => unconstrained(facts, &usable, step)?,
     };
-    let slurm_order = slurm_order(&devices, facts.positions);
+    // Numbers that are read as ranks come in PCI order.
+    let list = if caution.is_none() { facts.positions } else { None };
+    let slurm_order = slurm_order(&devices, list);
     Ok(Some(Allotment { devices, slurm_order, bound, caution }))
 }
 
@@ -203,11 +207,9 @@ fn unconstrained(facts: &Facts, usable: &[Device], step: &[u32]) -> Result<Decid
         return Ok((bound_by_name(named, &held)?, true, caution));
     }
     let bound = facts.task.filter(|task| task.len() < step.len());
+    let positions = bound.map_or(Ok(step.to_vec()), |task| positions_of(task, step))?;
     let mut devices = Vec::new();
-    for &position in bound.unwrap_or(step) {
-        if !step.contains(&position) {
-            return Err(Doubt::NotTheSteps(position));
-        }
+    for position in positions {
         let device = device_at(position).ok_or(Doubt::NoSuchCard(position))?;
         if !usable.contains(&device) {
             let pci = facts.inventory.card(device).pci;
@@ -216,6 +218,18 @@ fn unconstrained(facts: &Facts, usable: &[Device], step: &[u32]) -> Result<Decid
         devices.push(device);
     }
     Ok((in_pci_order(devices), bound.is_some(), caution))
+}
+
+/// A bound task's numbers, which are positions of the step; or places within it
+/// under `--gres-flags=allow-task-sharing` (seen on 24.11 and 26.05, where they
+/// name another job's cards). Nothing else tells the two apart: numbers that
+/// can be positions are taken for positions.
+fn positions_of(task: &[u32], step: &[u32]) -> Result<Vec<u32>, Doubt> {
+    if task.iter().all(|number| step.contains(number)) {
+        return Ok(task.to_vec());
+    }
+    let position_at = |place: &u32| step.get(*place as usize).copied();
+    task.iter().map(|n| position_at(n).ok_or(Doubt::NotTheSteps(*n))).collect()
 }
 
 /// What a position means on an unconstrained node: one reading for the whole
@@ -367,6 +381,8 @@ mod tests {
         let step = Facts { step: Some(&[0]), ..facts(&node, &reach, &list) };
         let neighbours = decided(&step);
         assert_eq!(neighbours.devices, cards(&[0]));
+        let several = decided(&Facts { step: Some(&[3, 4, 5]), ..step });
+        assert_eq!(several.slurm_order, cards(&[3, 4, 5]));
         assert_eq!(neighbours.caution, Some(Caution::NotInPciOrder));
         let file = decided(&Facts { reading: Reading::File, ..step });
         assert_eq!((file.devices, file.caution), (cards(&[6]), None));
@@ -420,9 +436,8 @@ mod tests {
         let node = node(&[0, 1, 2, 3]);
         let (list, reach) = (gres(&node, 0..4), cards(&[0, 1, 2, 3]));
         let step = Facts { step: Some(&[2, 3]), ..facts(&node, &reach, &list) };
-        // A place inside the job, or a binding of the srun around this one.
-        let numbered = Facts { task: Some(&[0]), ..step };
-        assert_eq!(allotment(&numbered), Err(Doubt::NotTheSteps(0)));
+        let numbered = Facts { task: Some(&[7]), ..step };
+        assert_eq!(allotment(&numbered), Err(Doubt::NotTheSteps(7)));
         let named = Facts { named: Some(&[Some(Device::whole(0))]), ..step };
         assert_eq!(allotment(&named), Err(Doubt::Missing { given: 1, reached: 0 }));
     }
@@ -472,6 +487,17 @@ mod tests {
         let reach = cards(&[0, 1]);
         let lost = Facts { step: Some(&step), named: Some(&named), ..facts(&node, &reach, &list) };
         assert_eq!(allotment(&lost), Err(Doubt::Missing { given: 1, reached: 0 }));
+    }
+
+    #[test]
+    fn rule_4_numbers_that_are_no_positions_of_the_step_are_places_within_it() {
+        let node = node(&[0, 1, 2, 3]);
+        let (list, reach) = (gres(&node, 0..4), cards(&[0, 1, 2, 3]));
+        let step = Facts { step: Some(&[2, 3]), ..facts(&node, &reach, &list) };
+        for (place, card) in [([0], [2]), ([1], [3])] {
+            let task = decided(&Facts { task: Some(&place), ..step });
+            assert_eq!((task.devices, task.bound), (cards(&card), true));
+        }
     }
 
     #[test]

@@ -55,7 +55,9 @@ fn search(path: &Path, depth: usize, plugin: &mut Plugin) -> bool {
         match words[..] {
             ["include", pattern, ..]
                 if depth < MAX_DEPTH
-                    && matching(path, pattern).iter().any(|f| search(f, depth + 1, plugin)) =>
+                    && matching(path, pattern)
+                        .iter()
+                        .any(|file| search(file, depth + 1, plugin)) =>
             {
                 return true;
             }
