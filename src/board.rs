@@ -234,6 +234,16 @@ mod tests {
     }
 
     #[test]
+    fn a_reason_of_two_sentences_reaches_the_report_whole() {
+        let slots = SharedSlots::<Slot>::new(1).unwrap();
+        let board = Board { slots: &slots, devices: &[] };
+        let outcome = Outcome::Left("x".repeat(450));
+        let task = Task { rank: 3, local: 0, outcome, caution: None, replaced_order: None };
+        board.finish(&task);
+        assert_eq!(board.tasks(), [task]);
+    }
+
+    #[test]
     fn a_task_without_a_slot_has_no_turn_and_no_place() {
         let slots = SharedSlots::<Slot>::new(1).unwrap();
         let board = Board { slots: &slots, devices: &[] };

@@ -60,10 +60,14 @@ def _enter_root(suite):
     for path in ("/dev", "/proc", "/sys", "/run", "/tmp", "/etc/passwd", "/etc/group", "/etc/hosts"):
         _show(path, root)
     for path in {here, str(REPOSITORY), str(plugin_file().parent)} - SUITES_OWN:
-        if not os.path.exists(f"{root}{path}") or not os.path.samefile(path, f"{root}{path}"):
+        if os.path.isdir(path) and not _same(path, f"{root}{path}"):
             _show(path, root)
     os.chroot(root)
     os.chdir(here)
+
+
+def _same(path, other):
+    return os.path.exists(other) and os.path.samefile(path, other)
 
 
 def _show(path, root):

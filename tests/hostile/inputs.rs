@@ -36,6 +36,9 @@ impl Card {
     }
 }
 
+/// The version of the simulated driver.
+pub const DRIVER: &str = "580.159.04";
+
 /// One case for the whole plugin.
 #[derive(Clone, Debug)]
 pub struct Case {
@@ -45,6 +48,8 @@ pub struct Case {
     /// Minors that open.
     pub open: Vec<u32>,
     pub gres: Option<Bytes>,
+    /// What the Prolog's helper left, perhaps.
+    pub record: Bytes,
 }
 
 impl Case {
@@ -286,6 +291,15 @@ pub fn tree(cards: &[Card]) -> impl Strategy<Value = Vec<(String, Information)>>
             text.truncate(at.index(text.len()));
             Information::Content(text.into())
         }),
+        4 => Just(()).prop_map({
+            let unnamed = cards.first().cloned();
+            move |()| {
+                let text = unnamed.iter().map(Card::information).collect::<String>();
+                let digits = unnamed.iter().map(Card::uuid).collect::<String>();
+                let text = text.replace(&digits, "GPU-????????-????-????-????-????????????");
+                Information::Content(text.into_bytes().into())
+            }
+        }),
         1 => noise().prop_map(|noise| Information::Content(noise.into())),
         1 => huge().prop_map(|text| Information::Content(text.into())),
         1 => Just(Information::Folder),
@@ -380,6 +394,34 @@ pub fn gres() -> impl Strategy<Value = Bytes> {
     text.prop_map(Bytes)
 }
 
+/// The record of a node with these cards: right, cut, or with one place spoilt.
+fn record(cards: &[Card]) -> impl Strategy<Value = Bytes> + use<> {
+    let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let card = |card: &Card| {
+        let (pci, uuid, minor) = (card.pci(), card.uuid(), card.minor);
+        format!(r#"{{"pci":"{pci}","uuid":"{uuid}","minor":{minor},"model":"x","numa":null}}"#)
+    };
+    let cards = cards.iter().map(card).collect::<Vec<_>>().join(",");
+    let (boot_id, driver) = (boot_id.trim(), DRIVER);
+    let right =
+        format!(r#"{{"schema":1,"boot_id":"{boot_id}","driver":"{driver}","cards":[{cards}]}}"#);
+    let right = right.into_bytes();
+    let spoilt = (any::<prop::sample::Index>(), noise());
+    (proptest::option::of(spoilt), 0..8_u8).prop_map(move |(spoilt, how)| {
+        let mut text = right.clone();
+        match spoilt {
+            Some((at, _)) if how == 0 => text.truncate(at.index(text.len())),
+            Some((at, noise)) => {
+                let at = at.index(text.len());
+                let end = (at + noise.len()).min(text.len());
+                text.splice(at..end, noise);
+            }
+            None => {}
+        }
+        Bytes(text)
+    })
+}
+
 pub fn case() -> impl Strategy<Value = Case> {
     let open = prop_oneof![
         3 => Just(None),
@@ -387,12 +429,13 @@ pub fn case() -> impl Strategy<Value = Case> {
     ];
     cards().prop_flat_map(move |cards| {
         let tree = tree(&cards);
-        let parts = (step(), tree, open.clone(), proptest::option::weighted(0.7, gres()));
-        parts.prop_map(move |(step, tree, open, gres)| {
+        let gres = proptest::option::weighted(0.7, gres());
+        let parts = (step(), tree, open.clone(), gres, record(&cards));
+        parts.prop_map(move |(step, tree, open, gres, record)| {
             let mut open = open.unwrap_or_else(|| cards.iter().map(|card| card.minor).collect());
             open.sort_unstable();
             open.dedup();
-            Case { step, cards: cards.clone(), tree, open, gres }
+            Case { step, cards: cards.clone(), tree, open, gres, record }
         })
     })
 }
