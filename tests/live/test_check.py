@@ -6,7 +6,7 @@ import os
 import unittest
 from pathlib import Path
 
-from harness import Installed, NodeFile, run
+from harness import ROOT, Installed, NodeFile, run, srun
 
 ETC = Path(os.environ["SLURM_CONF"]).parent
 
@@ -50,6 +50,19 @@ class Tidy(unittest.TestCase):
     def test_all_is_well(self):
         self.assertEqual(check(), (0, ""))
         self.assertEqual(check("--json"), (0, "[]\n"))
+
+    def test_the_shipped_line_is_right_as_it_stands(self):
+        shipped = (ROOT / "slurm/plugstack.conf.d/gpu-align.conf").read_text()
+        plugin = ROOT / "target/release/libgpu_align.so"
+        with Changed("plugstack.conf", lambda _: shipped.replace("optional spank_gpu_align.so", f"optional {plugin}")):
+            self.assertEqual(check(), (0, ""))
+            tasks, _ = srun("-n2", "--gres=gpu:2", "--gpu-align")
+            self.assertEqual([task.index for task in tasks], [0, 1])
+
+    def test_the_shipped_files_are_right_as_they_stand(self):
+        for name in ("gres.conf", "cgroup.conf"):
+            with Changed(name, lambda _: (ROOT / "slurm" / name).read_text()):
+                self.assertEqual(check(), (0, ""))
 
     def test_as_a_user(self):
         done = run("su", "nobody", "-s", "/bin/sh", "-c", "gpu-align check --node=n1")

@@ -4,6 +4,7 @@ On this node no card was ever used, so the driver names none of them: the plugin
 or the helper, for every UUID.
 """
 # cluster: --node tests/nodes/unused8.json
+# cluster Belief Shipped: --slurm 26.05 --node tests/nodes/unused8.json
 import json
 import os
 import stat

@@ -1,5 +1,6 @@
 """MIG: FC-35, four slices on two cards, and FC-06, two slices beside whole cards, in CUDA's eyes."""
 # cluster FourSlices: --node tests/nodes/fc35.json --gres tests/gres/fc35.conf
+# cluster FourSlices: --slurm 26.05 --node tests/nodes/fc35.json --gres tests/gres/fc35.conf
 # cluster Mixed: --node tests/nodes/fc06.json --gres tests/gres/fc06.conf
 # cluster MixedUnconstrained: --node tests/nodes/fc06.json --gres tests/gres/fc06.conf --constrain no
 import json
