@@ -69,34 +69,33 @@ impl Spank<'_> {
     ///
     /// Only in slurmstepd; in srun, sbatch and salloc the environment is the process's own.
     pub fn getenv(&self, name: &CStr) -> Result<Option<String>, SpankError> {
-        let call = calls::GETENV.get()?;
-        let mut value = vec![0_u8; 4096];
-        loop {
-            let room = c_int::try_from(value.len()).unwrap_or(c_int::MAX);
-            // SAFETY: `raw` is this hook's handle, `name` a C string, and the buffer holds `room`
-            // bytes that Slurm may write.
-            let code = unsafe { call(self.raw, name.as_ptr(), value.as_mut_ptr().cast(), room) };
-            match answer(calls::GETENV.name(), code) {
-                Ok(()) => break,
-                Err(why) if why.is_unset() => return Ok(None),
-                Err(why) if why.is_no_space() && value.len() < VALUE_LIMIT => {
-                    value.resize(value.len() * 4, 0);
-                }
-                Err(why) if why.is_no_space() => {
-                    return Err(SpankError::TooLong {
-                        name: name.to_string_lossy().into_owned(),
-                        limit: VALUE_LIMIT,
-                    });
-                }
-                Err(why) => return Err(why),
-            }
+        // A task's first large allocation costs it hundreds of page faults: few values need one.
+        match self.getenv_into(name, &mut [0; 4096]) {
+            Err(why) if why.is_no_space() => {}
+            settled => return settled,
         }
-        let length = value.iter().position(|&byte| byte == 0);
-        value.truncate(length.unwrap_or(value.len()));
-        Ok(Some(match String::from_utf8(value) {
-            Ok(text) => text,
-            Err(bytes) => String::from_utf8_lossy(bytes.as_bytes()).into_owned(),
-        }))
+        match self.getenv_into(name, &mut vec![0; VALUE_LIMIT]) {
+            Err(why) if why.is_no_space() => Err(SpankError::TooLong {
+                name: name.to_string_lossy().into_owned(),
+                limit: VALUE_LIMIT,
+            }),
+            settled => settled,
+        }
+    }
+
+    fn getenv_into(&self, name: &CStr, room: &mut [u8]) -> Result<Option<String>, SpankError> {
+        let call = calls::GETENV.get()?;
+        let length = c_int::try_from(room.len()).unwrap_or(c_int::MAX);
+        // SAFETY: `raw` is this hook's handle, `name` a C string, and the buffer holds `length`
+        // bytes that Slurm may write.
+        let code = unsafe { call(self.raw, name.as_ptr(), room.as_mut_ptr().cast(), length) };
+        match answer(calls::GETENV.name(), code) {
+            Ok(()) => {}
+            Err(why) if why.is_unset() => return Ok(None),
+            Err(why) => return Err(why),
+        }
+        let end = room.iter().position(|&byte| byte == 0).unwrap_or(room.len());
+        Ok(Some(String::from_utf8_lossy(&room[..end]).into_owned()))
     }
 
     /// Sets a variable of the job's or task's environment, over any value that it has.
