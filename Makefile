@@ -26,13 +26,17 @@ program := target/release/gpu-align
 all:
 	$(CARGO) build --release --locked
 
-# The snippet names the plugin by its full path, so that Slurm finds it wherever PLUGINDIR is.
+# What an admin copies names the plugin and the program by their full paths, wherever they are.
 install:
 	@test -f target/release/libgpu_align.so || { echo "gpu-align is not built: run \`make\` first." >&2; exit 1; }
 	$(INSTALL) -D -m 755 target/release/libgpu_align.so "$(DESTDIR)$(PLUGINDIR)/spank_gpu_align.so"
 	if [ -f $(program) ]; then $(INSTALL) -D -m 755 $(program) "$(DESTDIR)$(PREFIX)/bin/gpu-align"; fi
 	cd slurm && find . -type f -exec $(INSTALL) -D -m 644 '{}' "$(share)/{}" \;
-	sed -i 's|spank_gpu_align.so|$(PLUGINDIR)/&|' "$(share)/plugstack.conf.d/gpu-align.conf"
+	chmod 755 "$(share)/prolog.d/50-gpu-align" "$(share)/epilog.d/50-gpu-align" "$(share)/taskprolog.gpu-align"
+	sed -i 's|^optional spank_gpu_align.so|optional $(PLUGINDIR)/spank_gpu_align.so helper=$(PREFIX)/bin/gpu-align|' \
+		"$(share)/plugstack.conf.d/gpu-align.conf"
+	cd "$(share)" && sed -i 's|/usr/bin/gpu-align|$(PREFIX)/bin/gpu-align|' \
+		prolog.d/50-gpu-align epilog.d/50-gpu-align taskprolog.gpu-align gpu-align.service
 
 demo:
 	@contrib/setup demo

@@ -39,7 +39,7 @@ shared_struct! {
         own_count: AtomicU32,
         visible_count: AtomicU32,
         visible: [AtomicU8; MAX_DEVICES],
-        why: SharedText<256>,
+        why: SharedText<512>,
         replaced_order: SharedText<32>,
         /// In the first slot, once the report is being written: 1.
         reported: AtomicU32,
@@ -188,11 +188,12 @@ fn caution_code(caution: Option<Caution>) -> u8 {
         None => 0,
         Some(Caution::NotInPciOrder) => 1,
         Some(Caution::UnknownGresList) => 2,
+        Some(Caution::NamedForMps) => 3,
     }
 }
 
 fn caution_of(code: u8) -> Option<Caution> {
-    [Caution::NotInPciOrder, Caution::UnknownGresList]
+    [Caution::NotInPciOrder, Caution::UnknownGresList, Caution::NamedForMps]
         .into_iter()
         .find(|caution| caution_code(Some(*caution)) == code)
 }
@@ -230,6 +231,16 @@ mod tests {
         assert!(silent(&|slot| slot.visible[0].store(9, Ordering::Relaxed)));
         assert!(silent(&|slot| slot.layout.store(9, Ordering::Relaxed)));
         assert!(silent(&|slot| slot.outcome.store(9, Ordering::Relaxed)));
+    }
+
+    #[test]
+    fn a_reason_of_two_sentences_reaches_the_report_whole() {
+        let slots = SharedSlots::<Slot>::new(1).unwrap();
+        let board = Board { slots: &slots, devices: &[] };
+        let outcome = Outcome::Left("x".repeat(450));
+        let task = Task { rank: 3, local: 0, outcome, caution: None, replaced_order: None };
+        board.finish(&task);
+        assert_eq!(board.tasks(), [task]);
     }
 
     #[test]

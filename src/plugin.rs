@@ -227,7 +227,11 @@ impl Running {
             });
         let old_order = env("CUDA_DEVICE_ORDER").filter(|order| order != "PCI_BUS_ID");
         let mut task = Task {
-            rank: spank.task_global_id().unwrap_or(local),
+            // Slurm's item counts within a component of a heterogeneous step.
+            rank: env("SLURM_PROCID")
+                .and_then(|rank| rank.parse().ok())
+                .or(spank.task_global_id().ok())
+                .unwrap_or(local),
             local,
             caution: None,
             replaced_order: None,

@@ -78,16 +78,31 @@ fn no_library_but_the_c_runtime_is_needed() {
     }
 }
 
-#[test]
-fn the_release_file_is_small() {
+/// Built by `make`, not by `cargo test`; only there does the linker leave out what nobody calls.
+fn release_file() -> Option<Vec<u8>> {
     let release = plugin_file()
         .ancestors()
         .nth(3)
         .expect("the target folder")
         .join("release/libgpu_align.so");
-    // Built by `make`, not by `cargo test`.
-    if let Ok(file) = fs::metadata(&release) {
-        assert!(file.len() < SIZE_LIMIT, "{} bytes", file.len());
+    fs::read(release).ok()
+}
+
+#[test]
+fn the_release_file_is_small() {
+    if let Some(file) = release_file() {
+        assert!((file.len() as u64) < SIZE_LIMIT, "{} bytes", file.len());
+    }
+}
+
+/// NVML can hang, and slurmstepd with it: the plugin does not even know its name.
+#[test]
+fn nothing_of_the_program_is_in_the_release_file() {
+    let Some(file) = release_file() else { return };
+    let holds = |text: &str| file.windows(text.len()).any(|window| window == text.as_bytes());
+    assert!(holds("gpu_align"), "the reader sees nothing");
+    for name in ["libnvidia-ml", "nvmlInit", "clap_builder"] {
+        assert!(!holds(name), "{name}");
     }
 }
 

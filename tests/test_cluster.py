@@ -52,6 +52,14 @@ def keeper_of(process):
     return next(int(pid) for pid in children if os.readlink(f"/proc/{pid}/ns/pid") != os.readlink("/proc/self/ns/pid"))
 
 
+def end(pid):
+    """Kill a process that may be gone."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
 def processes_in(namespace):
     """The processes whose PID namespace this is."""
     found = []
@@ -183,11 +191,15 @@ class Steps(unittest.TestCase):
 class End(unittest.TestCase):
     def running(self, *arguments):
         """A cluster in the middle of a step, with its PID namespace."""
-        process = start(*arguments, "--", "srun", "--gres=gpu:8", "sh", "-c", "sleep 300 & echo $SLURM_JOB_ID; sleep 300")
+        process = start(*arguments, "--", "srun", "--gres=gpu:8", "sh", "-c",
+                        "sleep 300 & echo $SLURM_JOB_ID; sleep 300")
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
         self.assertEqual(process.stdout.readline(), "1\n")
-        return process, os.readlink(f"/proc/{keeper_of(process)}/ns/pid")
+        keeper = keeper_of(process)
+        namespace = os.readlink(f"/proc/{keeper}/ns/pid")
+        self.addCleanup(end, keeper)
+        return process, namespace
 
     def assert_gone(self, process, namespace, patience=5.0):
         deadline = time.monotonic() + patience

@@ -91,6 +91,7 @@ class Version2(_Tree):
     def enter(self):
         (ROOT / self.name / "cgroup.procs").write_text("0")
         kernel.unshare(kernel.CLONE_NEWCGROUP)
+        kernel.unmount(ROOT)  # Slurm takes the first cgroup2 in /proc/1/mountinfo: the machine's must not be there
         kernel.mount("cgroup2", ROOT)
         for name in ("keeper", "system.slice"):
             (ROOT / name).mkdir()

@@ -4,7 +4,7 @@ import os
 
 CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWCGROUP = 0x00020000, 0x20000000, 0x02000000
 _MS_BIND, _MS_REC, _MS_PRIVATE, _MS_UNBINDABLE = 0x1000, 0x4000, 0x40000, 0x20000
-_PR_SET_PDEATHSIG = 1
+_MNT_DETACH, _PR_SET_PDEATHSIG = 2, 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -29,6 +29,11 @@ def unshare(flags):
 def mount(kind, target, data=None):
     """A fresh file system of this kind."""
     _mount(kind, target, kind, 0, data)
+
+
+def unmount(target):
+    """Take a mount out of this namespace, though somebody may still use it."""
+    _check(_libc.umount2(os.fsencode(target), _MNT_DETACH), f"unmount {target}")
 
 
 def bind(source, target):

@@ -101,8 +101,11 @@ def _keep(chosen, node, root, tree, ports):
         services = Services(chosen.nodes)
         services.start()
         return _run(chosen, services)
-    except (Problem, OSError) as problem:
+    except Problem as problem:
         return _say(problem)
+    except OSError as error:
+        return _say(f"the cluster's namespace could not be filled: {error}: run on a machine that allows mounts and "
+                    "device nodes.")
     except _Ended:
         return 128 + signal.SIGTERM
     finally:

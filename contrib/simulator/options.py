@@ -82,9 +82,13 @@ def _account(name):
         raise Problem(f"user {name} does not exist on this machine: create it, or name another with --user.") from None
 
 
+def plugin_file():
+    """The plugin to load: the built one, or the one that GPU_ALIGN_PLUGIN names."""
+    return Path(os.environ.get("GPU_ALIGN_PLUGIN", REPOSITORY / "target/release/libgpu_align.so")).absolute()
+
+
 def _plugin_line(arguments):
-    default = REPOSITORY / "target/release/libgpu_align.so"
-    plugin = Path(os.environ.get("GPU_ALIGN_PLUGIN", default)).absolute()
+    plugin = plugin_file()
     if not plugin.is_file():
         raise Problem(f"the plugin {plugin} is not built: run `make`, or ask for a cluster without it by --no-plugin.")
     return f"required {plugin} {arguments}".strip() + "\n"

@@ -1,11 +1,16 @@
 """The private mount namespace: a /run and a temporary file system of its own, the simulated node, the stand-ins."""
 import os
 import shutil
+import socket
 import subprocess
+from pathlib import Path
 
 from . import HOME, REPOSITORY, kernel
+from .options import plugin_file
 
 STAND_INS = {"libsim_cuda.so": "libcuda.so.1", "libsim_nvml.so": "libnvidia-ml.so.1"}
+
+SUITES_OWN = {"/", "/usr", "/usr/bin", "/usr/lib", "/usr/sbin", "/bin", "/lib", "/sbin", "/etc", "/var", "/var/lib"}
 
 
 def build(node, tree, root):
@@ -16,6 +21,7 @@ def build(node, tree, root):
     _private_run()
     tree.enter()
     node.install()
+    _name_this_host()
     if root:
         _enter_root(root)
     if not node.real:
@@ -36,6 +42,14 @@ def _private_run():
             os.symlink(HOME / "machine" / name, HOME.parent / name)
 
 
+def _name_this_host():
+    """Slurm looks this host's name up again and again: answer from /etc/hosts, whatever the machine's resolver does."""
+    machine, private = Path("/etc/hosts"), HOME / "etc/hosts"
+    if machine.exists():
+        private.write_text(f"127.0.0.1 {socket.gethostname()}\n{machine.read_text()}")
+        kernel.bind(private, machine)
+
+
 def _enter_root(suite):
     """Change to a throw-away copy of the suite, with the machine's own folders at their own paths."""
     here, root = os.getcwd(), HOME / "root"
@@ -44,21 +58,26 @@ def _enter_root(suite):
     kernel.mount("overlay", root, f"lowerdir={suite},upperdir={HOME}/upper,workdir={HOME}/work")
     kernel.make_unbindable(root)
     for path in ("/dev", "/proc", "/sys", "/run", "/tmp", "/etc/passwd", "/etc/group", "/etc/hosts"):
-        kernel.bind(path, f"{root}{path}")
-    for path in {here, str(REPOSITORY), os.path.dirname(os.environ.get("GPU_ALIGN_PLUGIN", ""))}:
-        _bind_own_path(path, root)
+        _show(path, root)
+    for path in {here, str(REPOSITORY), str(plugin_file().parent)} - SUITES_OWN:
+        if os.path.isdir(path) and not _same(path, f"{root}{path}"):
+            _show(path, root)
     os.chroot(root)
     os.chdir(here)
 
 
-def _bind_own_path(path, root):
-    """Folders that the suite itself is made of keep the suite's content."""
-    target = f"{root}{path}"
-    if not path.startswith("/") or path.count("/") == 1 and os.path.isdir(target) and os.listdir(target):
-        return
-    if not os.path.exists(target) or not os.path.samefile(path, target):
-        os.makedirs(target, exist_ok=True)
-        kernel.bind(path, target)
+def _same(path, other):
+    return os.path.exists(other) and os.path.samefile(path, other)
+
+
+def _show(path, root):
+    """Bind the machine's file or folder at its own path below `root`."""
+    target = Path(f"{root}{path}")
+    if os.path.isdir(path):
+        target.mkdir(parents=True, exist_ok=True)
+    else:
+        target.touch()
+    kernel.bind(path, target)
 
 
 def _install_stand_ins():

@@ -62,6 +62,8 @@ pub enum Caution {
     NotInPciOrder,
     /// Positions were read as ranks because the gres list is not known.
     UnknownGresList,
+    /// `ids=index` was asked for, and an MPS daemon numbers its cards anew.
+    NamedForMps,
 }
 
 /// Decides the allotment; `None` where the step has no devices (rule 8).
@@ -74,7 +76,9 @@ pub fn allotment(facts: &Facts) -> Result<Option<Allotment>, Doubt> {
         Held::ByKernel { given } => constrained(facts, usable, given)?,
         Held::ByList(step) => unconstrained(facts, &usable, step)?,
     };
-    let slurm_order = slurm_order(&devices, facts.positions);
+    // Numbers that are read as ranks come in PCI order.
+    let list = if caution.is_none() { facts.positions } else { None };
+    let slurm_order = slurm_order(&devices, list);
     Ok(Some(Allotment { devices, slurm_order, bound, caution }))
 }
 
@@ -377,6 +381,8 @@ mod tests {
         let step = Facts { step: Some(&[0]), ..facts(&node, &reach, &list) };
         let neighbours = decided(&step);
         assert_eq!(neighbours.devices, cards(&[0]));
+        let several = decided(&Facts { step: Some(&[3, 4, 5]), ..step });
+        assert_eq!(several.slurm_order, cards(&[3, 4, 5]));
         assert_eq!(neighbours.caution, Some(Caution::NotInPciOrder));
         let file = decided(&Facts { reading: Reading::File, ..step });
         assert_eq!((file.devices, file.caution), (cards(&[6]), None));

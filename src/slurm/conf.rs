@@ -6,7 +6,7 @@
 //! a line is `Key=value` pairs with case-insensitive keys.
 //!
 //! The invariant: whatever the files hold, reading ends after at most
-//! [`MAX_FILES`] files and [`MAX_BYTES`] in all, and never panics.
+//! [`MAX_FILES`] files, [`MAX_BYTES`] and [`MAX_LINES`] in all, and never panics.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read};
@@ -20,6 +20,8 @@ use crate::device::clip;
 
 /// What is read in all; a real file has some kilobytes.
 pub const MAX_BYTES: usize = 1 << 20;
+/// Lines in all: each one costs many times its bytes.
+pub const MAX_LINES: usize = 1 << 15;
 /// Files read in all, the first one included.
 pub const MAX_FILES: usize = 32;
 const MAX_DEPTH: usize = 8;
@@ -29,7 +31,7 @@ const MAX_PATH: usize = 512;
 pub enum ConfError {
     #[error("cannot read {}: {source}", .path.display())]
     Read { path: PathBuf, source: io::Error },
-    #[error("{} takes the configuration over {MAX_BYTES} bytes; move out what is not for this node", .0.display())]
+    #[error("{} takes the configuration over {MAX_BYTES} bytes or {MAX_LINES} lines; move out what is not for this node", .0.display())]
     TooLarge(PathBuf),
     #[error("{}:{line}: Include {value}: more than {MAX_FILES} files or {MAX_DEPTH} levels; does a file include itself?", .path.display())]
     Include { path: PathBuf, line: usize, value: String },
@@ -69,6 +71,7 @@ pub fn read_with(
         home: path.parent().unwrap_or(Path::new("")),
         files: 0,
         room: MAX_BYTES,
+        line_room: MAX_LINES,
         lines: Vec::new(),
     };
     reader.file(path, 0)?;
@@ -80,6 +83,7 @@ struct Reader<'a> {
     home: &'a Path,
     files: usize,
     room: usize,
+    line_room: usize,
     lines: Vec<Line>,
 }
 
@@ -88,10 +92,12 @@ impl Reader<'_> {
         self.files += 1;
         let bytes = (self.open)(path)
             .map_err(|source| ConfError::Read { path: path.to_owned(), source })?;
-        self.room = match self.room.checked_sub(bytes.len()) {
-            Some(room) => room,
-            None => return Err(ConfError::TooLarge(path.to_owned())),
+        let lines = bytes.iter().filter(|&&byte| byte == b'\n').count();
+        let rooms = (self.room.checked_sub(bytes.len()), self.line_room.checked_sub(lines));
+        let (Some(room), Some(line_room)) = rooms else {
+            return Err(ConfError::TooLarge(path.to_owned()));
         };
+        (self.room, self.line_room) = (room, line_room);
         let shared: Rc<Path> = path.into();
         for (number, text) in logical_lines(&String::from_utf8_lossy(&bytes)) {
             let Some(included) = included(&text) else {
@@ -322,6 +328,9 @@ mod tests {
         let nowhere = Path::new("/nonexistent/gres.conf");
         assert!(read(nowhere).unwrap_err().is_absent_at(nowhere));
         let mut open = |_: &Path| Ok(vec![b'#'; MAX_BYTES + 1]);
+        let error = read_with(Path::new("/x"), &mut open).unwrap_err();
+        assert!(matches!(error, ConfError::TooLarge(_)));
+        let mut open = |_: &Path| Ok(vec![b'\n'; MAX_LINES + 1]);
         let error = read_with(Path::new("/x"), &mut open).unwrap_err();
         assert!(matches!(error, ConfError::TooLarge(_)));
     }

@@ -150,6 +150,13 @@ impl GresList {
         u32::try_from(at).ok()
     }
 
+    /// Whether whole cards stand in PCI order, as all that counts cards by
+    /// number expects them; slices go by UUID.
+    pub fn is_in_pci_order(&self) -> bool {
+        let whole = self.positions.iter().filter_map(|p| p.device).filter(|d| d.slice.is_none());
+        whole.is_sorted()
+    }
+
     /// Whether Slurm gives this card out, whole or in slices. A card that it
     /// does not is open to every task, on a node that constrains devices too:
     /// slurmstepd denies configured devices only.

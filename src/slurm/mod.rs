@@ -7,4 +7,6 @@ pub mod gres_conf;
 pub mod gres_list;
 pub mod hostlist;
 pub mod plugstack;
+#[cfg(feature = "program")]
+pub mod plugstack_conf;
 pub mod step;

@@ -8,6 +8,7 @@ use thiserror::Error;
 
 use crate::align::allotment::Reading;
 use crate::align::policy::{WordError, Words};
+use crate::device::clip;
 use crate::node::gather::Sources;
 use crate::node::record;
 
@@ -17,7 +18,6 @@ const HELPER: &str = "/usr/bin/gpu-align";
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// A task that waits a minute for its environment is as good as hung.
 const MAX_TIMEOUT: u64 = 60;
-use crate::device::clip;
 
 /// What the site configured.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,6 +10,9 @@ use crate::device::Uuid;
 /// Longer lists are not read; no node has as many cards.
 const MAX_LIST: usize = 1024;
 
+/// More than any cluster has.
+const MAX_NODES: usize = 1 << 20;
+
 /// Step ids that Slurm reserves (slurm.h).
 const INTERACTIVE: u32 = 0xffff_fffa;
 const BATCH: u32 = 0xffff_fffb;
@@ -114,6 +117,23 @@ fn list<T: FromStr>(text: &str) -> Option<Vec<T>> {
     (parsed.len() <= MAX_LIST).then_some(parsed)
 }
 
+/// How many tasks node `node` of a step runs, by `SLURM_STEP_TASKS_PER_NODE`:
+/// `2(x3),1` is 2, 2, 2 and 1.
+pub fn tasks_on_node(list: &str, node: usize) -> Option<usize> {
+    let mut before = 0;
+    for part in list.split(',').take(MAX_LIST) {
+        let (tasks, nodes) = match part.split_once("(x") {
+            Some((tasks, nodes)) => (tasks, nodes.strip_suffix(')')?.parse().ok()?),
+            None => (part, 1_usize),
+        };
+        before += nodes.min(MAX_NODES);
+        if node < before {
+            return tasks.parse().ok();
+        }
+    }
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -128,6 +148,16 @@ mod tests {
         assert_eq!(Said::read(Kind::Normal, env(&both)).positions, Some(vec![2, 3]));
         assert_eq!(Said::read(Kind::Batch, env(&both)).positions, Some(vec![0, 1]));
         assert_eq!(Said::read(Kind::Normal, env(&both[..1])).positions, None);
+    }
+
+    #[test]
+    fn tasks_per_node_are_written_in_runs() {
+        let at = |node| tasks_on_node("2(x3),1,4(x2)", node);
+        assert_eq!([0, 2, 3, 4, 5].map(at), [Some(2), Some(2), Some(1), Some(4), Some(4)]);
+        assert_eq!(at(6), None);
+        for garbage in ["", "x", "2(x", "2(x2", "-1", "2(x99999999999999999999)"] {
+            assert_eq!(tasks_on_node(garbage, 0), None, "{garbage}");
+        }
     }
 
     #[test]

@@ -28,6 +28,7 @@ mod task_log;
 
 pub use calls::SpankError;
 pub use handle::{Context, Spank, debug, error, log};
+pub use release::supports;
 pub use shared::{SharedPlain, SharedSlots, SharedText};
 pub use state::StateCell;
 pub use task_log::TaskLog;

@@ -43,6 +43,11 @@ fn version_for(api_version: c_long) -> Option<u32> {
         .map(|(_, major, minor)| major << 16 | minor << 8)
 }
 
+/// Whether the plugin file loads in this Slurm, like (24, 11).
+pub fn supports(major: u32, minor: u32) -> bool {
+    RELEASES.iter().any(|&(_, a, b)| (a, b) == (major, minor))
+}
+
 // Not in spank.h but in slurm.h, unchanged in every release: `extern long slurm_api_version(void)`.
 const API_VERSION: &CStr = c"slurm_api_version";
 
@@ -83,6 +88,12 @@ mod tests {
         ] {
             assert_eq!(version_for(api_version), Some(expected), "{api_version:#x}");
         }
+    }
+
+    #[test]
+    fn what_the_table_knows_is_supported() {
+        assert!(supports(21, 8) && supports(26, 5));
+        assert!(!supports(20, 11) && !supports(26, 11));
     }
 
     #[test]

@@ -36,6 +36,9 @@ impl Card {
     }
 }
 
+/// The version of the simulated driver.
+pub const DRIVER: &str = "580.159.04";
+
 /// One case for the whole plugin.
 #[derive(Clone, Debug)]
 pub struct Case {
@@ -45,6 +48,8 @@ pub struct Case {
     /// Minors that open.
     pub open: Vec<u32>,
     pub gres: Option<Bytes>,
+    /// What the Prolog's helper left, perhaps.
+    pub record: Bytes,
 }
 
 impl Case {
@@ -181,7 +186,8 @@ fn tasks() -> impl Strategy<Value = Vec<Task>> {
     prop_oneof![
         100 => vec(task(), 1..2),
         30 => vec(task(), 0..5),
-        1 => task().prop_map(|task| vec![task; 200]),
+        // Their values would be this test's memory rather than the plugin's.
+        1 => Just(vec![Task::default(); 200]),
     ]
 }
 
@@ -285,6 +291,15 @@ pub fn tree(cards: &[Card]) -> impl Strategy<Value = Vec<(String, Information)>>
             text.truncate(at.index(text.len()));
             Information::Content(text.into())
         }),
+        4 => Just(()).prop_map({
+            let unnamed = cards.first().cloned();
+            move |()| {
+                let text = unnamed.iter().map(Card::information).collect::<String>();
+                let digits = unnamed.iter().map(Card::uuid).collect::<String>();
+                let text = text.replace(&digits, "GPU-????????-????-????-????-????????????");
+                Information::Content(text.into_bytes().into())
+            }
+        }),
         1 => noise().prop_map(|noise| Information::Content(noise.into())),
         1 => huge().prop_map(|text| Information::Content(text.into())),
         1 => Just(Information::Folder),
@@ -292,7 +307,7 @@ pub fn tree(cards: &[Card]) -> impl Strategy<Value = Vec<(String, Information)>>
         1 => Just(Information::Loop),
         1 => Just(Information::Nothing),
     ];
-    let name = prop_oneof!["[a-z0-9:.]{1,12}", Just("a\nb\u{1b}[31m".to_owned())];
+    let name = prop_oneof!["[a-z0-9][a-z0-9:.]{0,11}", Just("a\nb\u{1b}[31m".to_owned())];
     let odd = proptest::option::weighted(0.25, (any::<prop::sample::Index>(), name, spoilt));
     odd.prop_map(move |odd| {
         let mut tree = right.clone();
@@ -313,6 +328,33 @@ pub fn cards() -> impl Strategy<Value = Vec<Card>> {
         let card = |(place, minor): (usize, u32)| Card { bus: first + 8 * place as u8, minor };
         minors.into_iter().take(count).enumerate().map(card).collect()
     })
+}
+
+/// A head and what follows it over and over: forms of gres.conf that would cost more than they hold.
+pub const GROWING: [(&str, &str); 16] = [
+    ("Name=gpu File=/dev/nvidia", "[1]"),
+    ("Name=gpu File=/dev/nvidia[0-1023]", "[1]"),
+    ("Name=gpu Count=1024 Type=", "x"),
+    ("Name=gpu File=/dev/nvidia[0-1023] Type=", "x"),
+    ("Name=gpu File=", "/dev/nvidia0,"),
+    ("NodeName=this[1", ",1"),
+    ("NodeName=this", "[1]"),
+    ("", "Name=gpu File=/dev/nvidia0\n"),
+    ("", "a\n"),
+    ("", "#\n"),
+    ("", "\\\n"),
+    ("", "a=\" "),
+    ("Name=gpu ", "File=/dev/nvidia0 "),
+    ("Include ", "a/"),
+    ("", "Include gres.conf\n"),
+    ("NodeName=this1 Gres=gpu:", "x"),
+];
+
+/// The form, of at most a megabyte.
+pub fn grown((head, part): (&str, &str), count: usize) -> String {
+    let mut text = head.to_owned() + &part.repeat(count.min((1 << 20) / part.len()));
+    text.truncate(1 << 20);
+    text
 }
 
 /// gres.conf: well-formed lines, lines of pieces, noise, and the forms that grow.
@@ -341,34 +383,43 @@ pub fn gres() -> impl Strategy<Value = Bytes> {
         "Name=gpu File=[[",
         "NodeName=[0-999][0-999][0-999] Name=gpu",
     ]);
-    let growing = select(vec![
-        ("Name=gpu File=/dev/nvidia", "[1]"),
-        ("Name=gpu File=/dev/nvidia[0-1023]", "[1]"),
-        ("Name=gpu Count=1024 Type=", "x"),
-        ("Name=gpu File=/dev/nvidia[0-1023] Type=", "x"),
-        ("Name=gpu File=", "/dev/nvidia0,"),
-        ("NodeName=this[1", ",1"),
-        ("NodeName=this", "[1]"),
-        ("", "Name=gpu File=/dev/nvidia0\n"),
-        ("", "a\n"),
-        ("", "#\n"),
-        ("", "\\\n"),
-        ("", "a=\" "),
-        ("Name=gpu ", "File=/dev/nvidia0 "),
-        ("Include ", "a/"),
-        ("", "Include gres.conf\n"),
-    ]);
+    let growing = select(&GROWING[..]);
     let text = prop_oneof![
         300 => vec(line, 0..6).prop_map(|lines| lines.join("\n").into_bytes()),
         30 => noise(),
         1 => huge(),
-        2 => (growing, select(vec![100_usize, 10_000, 300_000])).prop_map(|((head, part), count)| {
-            let mut text = head.to_owned() + &part.repeat(count.min((1 << 20) / part.len() - 40));
-            text.truncate(1 << 20);
-            text.into_bytes()
-        }),
+        2 => (growing, select(vec![100_usize, 10_000, 300_000]))
+            .prop_map(|(form, count)| grown(form, count).into_bytes()),
     ];
     text.prop_map(Bytes)
+}
+
+/// The record of a node with these cards: right, cut, or with one place spoilt.
+fn record(cards: &[Card]) -> impl Strategy<Value = Bytes> + use<> {
+    let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let card = |card: &Card| {
+        let (pci, uuid, minor) = (card.pci(), card.uuid(), card.minor);
+        format!(r#"{{"pci":"{pci}","uuid":"{uuid}","minor":{minor},"model":"x","numa":null}}"#)
+    };
+    let cards = cards.iter().map(card).collect::<Vec<_>>().join(",");
+    let (boot_id, driver) = (boot_id.trim(), DRIVER);
+    let right =
+        format!(r#"{{"schema":1,"boot_id":"{boot_id}","driver":"{driver}","cards":[{cards}]}}"#);
+    let right = right.into_bytes();
+    let spoilt = (any::<prop::sample::Index>(), noise());
+    (proptest::option::of(spoilt), 0..8_u8).prop_map(move |(spoilt, how)| {
+        let mut text = right.clone();
+        match spoilt {
+            Some((at, _)) if how == 0 => text.truncate(at.index(text.len())),
+            Some((at, noise)) => {
+                let at = at.index(text.len());
+                let end = (at + noise.len()).min(text.len());
+                text.splice(at..end, noise);
+            }
+            None => {}
+        }
+        Bytes(text)
+    })
 }
 
 pub fn case() -> impl Strategy<Value = Case> {
@@ -378,12 +429,13 @@ pub fn case() -> impl Strategy<Value = Case> {
     ];
     cards().prop_flat_map(move |cards| {
         let tree = tree(&cards);
-        let parts = (step(), tree, open.clone(), proptest::option::weighted(0.7, gres()));
-        parts.prop_map(move |(step, tree, open, gres)| {
+        let gres = proptest::option::weighted(0.7, gres());
+        let parts = (step(), tree, open.clone(), gres, record(&cards));
+        parts.prop_map(move |(step, tree, open, gres, record)| {
             let mut open = open.unwrap_or_else(|| cards.iter().map(|card| card.minor).collect());
             open.sort_unstable();
             open.dedup();
-            Case { step, cards: cards.clone(), tree, open, gres }
+            Case { step, cards: cards.clone(), tree, open, gres, record }
         })
     })
 }

@@ -183,3 +183,123 @@ fn words_that_cannot_be_read_are_a_doubt_said_once() {
         assert_eq!(variable(&played, 1, "CUDA_DEVICE_ORDER"), "(unset)");
     }
 }
+
+#[test]
+fn many_tasks_say_no_more_than_few() {
+    let Some(node) = Node::enter() else {
+        return;
+    };
+    furnish(&node);
+    for words in ["print=node", "print=task", "print=json"] {
+        // 5000: more than can share a page, so that none can speak for all.
+        for local_tasks in [None, Some(5000), Some(0)] {
+            let mut step = step(&node, words, vec![Task::default(); 600]);
+            step.items.local_tasks = local_tasks;
+            step.fork = false;
+            step.hooks = ["init", "options", "init_post_opt", "user_init", "task_init", "exit"]
+                .map(str::to_owned)
+                .into();
+            let played = play(&step);
+            let output = played.output();
+            assert!((500..64 * 1024).contains(&output), "{words} {local_tasks:?}: {output}");
+        }
+    }
+}
+
+#[test]
+fn a_log_is_let_go_of_although_slurm_counts_no_tasks() {
+    let Some(node) = Node::enter() else {
+        return;
+    };
+    furnish(&node);
+    let mut step = step(&node, "", vec![Task::default()]);
+    step.items.local_tasks = Some(0);
+    assert_eq!(play(&step).task_log_copies, 0);
+}
+
+#[test]
+fn a_sibling_that_died_costs_a_bound_task_a_moment_and_a_doubt() {
+    let Some(node) = Node::enter() else {
+        return;
+    };
+    furnish(&node);
+    let bound = [("SLURMD_TRES_BIND", "gres/gpu:map_gpu:0"), ("CUDA_VISIBLE_DEVICES", "0,1")];
+    let env = bound.map(|(name, value)| (name.to_owned(), Some(value.into()))).into();
+    let mut tasks = vec![Task { env, ..Task::default() }; 3];
+    tasks[2].dies = true;
+    let played = play(&step(&node, "single", tasks));
+    assert!(!played.hung);
+    // 250 ms, and as much again for a loaded machine.
+    assert!(played.slowest() < 500_000, "{} us", played.slowest());
+    let said = String::from_utf8_lossy(&played.stderr.0).into_owned() + &stderr(&played, 0);
+    assert!(said.contains("other tasks did not say in time which they hold"), "{said}");
+    assert_eq!(variable(&played, 0, "CUDA_VISIBLE_DEVICES"), "0,1");
+}
+
+/// `cargo build -p spank-host && cargo test --test hostile -- --ignored`
+#[test]
+#[ignore = "takes valgrind, and spank-host beside the tests"]
+fn a_life_under_valgrind_has_no_error_and_loses_nothing() {
+    let Some(node) = Node::enter() else {
+        return;
+    };
+    furnish(&node);
+    let host = std::env::current_exe().expect("this test").with_file_name("../spank-host");
+    let mut bound = vec![Task::default(); 3];
+    for task in &mut bound {
+        let variables =
+            [("SLURMD_TRES_BIND", "gres/gpu:map_gpu:0"), ("CUDA_VISIBLE_DEVICES", "0,1")];
+        task.env = variables.map(|(name, value)| (name.to_owned(), Some(value.into()))).into();
+    }
+    let tasks = vec![Task::default(); 3];
+    for (words, tasks, fork) in [
+        ("single", tasks.clone(), true),
+        ("rotate,print=json", tasks.clone(), true),
+        ("print=task", bound.clone(), true),
+        ("single", bound, true),
+        ("singel", tasks.clone(), true),
+        ("map=2,0,1,ids=index", tasks, false),
+    ] {
+        let step = Step { fork, ..step(&node, words, tasks) };
+        let file = node.path("step.json");
+        std::fs::write(&file, serde_json::to_vec(&step).expect("JSON")).expect("the step");
+        let ran = std::process::Command::new("valgrind")
+            .args(["--leak-check=full", "--show-leak-kinds=definite,possible"])
+            .args(["--errors-for-leak-kinds=definite,possible", "--error-exitcode=99"])
+            .arg(format!("--log-file={}", node.path("valgrind.%p").display()))
+            .args([host.as_path(), &built_plugin(), &file])
+            .output()
+            .expect("valgrind runs");
+        let said = format!(
+            "{}{}",
+            String::from_utf8_lossy(&ran.stdout),
+            String::from_utf8_lossy(&ran.stderr)
+        );
+        assert!(ran.status.success(), "{said}");
+        let played: Played = serde_json::from_slice(&ran.stdout).expect("what was played");
+        assert!(!played.hung && played.tasks.iter().all(|task| !task.lost), "{said}");
+        let reports = reports(&node);
+        // The host, and in forked play the step and its tasks.
+        assert_eq!(reports.len(), if fork { 5 } else { 1 });
+        for report in reports {
+            let clean = report.contains("ERROR SUMMARY: 0 errors")
+                && (report.contains("no leaks are possible")
+                    || (report.contains("definitely lost: 0 bytes")
+                        && report.contains("possibly lost: 0 bytes")));
+            assert!(clean, "{words}: {report}");
+        }
+    }
+}
+
+/// What valgrind wrote, one text for each process; taken away.
+fn reports(node: &Node) -> Vec<String> {
+    let entries = std::fs::read_dir(node.path("")).expect("the node's folder").flatten();
+    let paths = entries.map(|entry| entry.path());
+    let reports = paths.filter(|path| path.to_string_lossy().contains("/valgrind."));
+    let take = |path: std::path::PathBuf| {
+        let text = std::fs::read_to_string(&path).expect("a report");
+        std::fs::remove_file(&path).expect("a report");
+        text
+    };
+    reports.map(take).collect()
+}

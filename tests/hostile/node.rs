@@ -11,6 +11,8 @@ use std::ptr;
 use spank_host::Bytes;
 use tempfile::TempDir;
 
+use crate::inputs::DRIVER;
+
 const NVIDIA_MAJOR: u32 = 195;
 
 /// What stands in the place of a card's `information`.
@@ -59,6 +61,10 @@ impl Node {
         for part in ["driver/nvidia/gpus", "dev", "empty"] {
             fs::create_dir_all(node.path(part))?;
         }
+        let version = format!(
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {DRIVER}  Release Build\n"
+        );
+        fs::write(node.path("driver/nvidia/version"), version)?;
         make_device(&node.path("dev/null"), 1, 3)?;
         make_device(&node.path("dev/urandom"), 1, 9)?;
         bind(&node.path("driver"), "/proc/driver")?;

@@ -6,6 +6,7 @@ environment.
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -94,7 +95,8 @@ class Held:
     """Another job that holds `count` cards, so that positions do not start at 0."""
 
     def __init__(self, count):
-        self.job = subprocess.Popen(["srun", "-n1", f"--gres=gpu:{count}", "--gpu-align=off", "sleep", "1000"],
+        self.job = subprocess.Popen(["srun", "-n1", f"--gres=gpu:{count}", "sleep", "1000"],
+                                    env={**os.environ, "SLURM_GPU_ALIGN": "off"},
                                     stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         wait_for(lambda: run("squeue", "-h", "-t", "R", "-o", "%A").stdout.strip(), "the other job's start")
 
@@ -118,3 +120,65 @@ def notes(stderr):
     said = [line for line in stderr.splitlines() if line.startswith("gpu-align:")]
     return [line for line in said if " step " not in line and "rank local" not in line
             and len(table(line)) == 0]
+
+
+class Installed:
+    """The built program as /usr/bin/gpu-align, in this cluster's eyes only."""
+
+    def __init__(self):
+        program = ROOT / "target/release/gpu-align"
+        # Another suite's root is a throw-away copy, and marked so.
+        self.throw_away = re.search(r"(?m)^\S+ \S+ \S+ \S+ / .*unbindable", Path("/proc/self/mountinfo").read_text())
+        if self.throw_away:
+            shutil.copy(program, "/usr/bin")
+            return
+        folder = Path(tempfile.mkdtemp(dir="/run"))
+        own, seen = folder / "own", folder / "seen"
+        own.mkdir()
+        seen.mkdir()
+        folder.chmod(0o755)
+        subprocess.run(["mount", "--bind", "/usr/bin", own], check=True)
+        for name in os.listdir(own):
+            os.symlink(own / name, seen / name)
+        shutil.copy(program, seen)
+        subprocess.run(["mount", "--bind", seen, "/usr/bin"], check=True)
+
+    def end(self):
+        if not self.throw_away:
+            subprocess.run(["umount", "-l", "/usr/bin"], check=True)
+
+
+class NodeFile:
+    """The simulated node after a change, in the stand-ins' eyes; /proc and /dev stay as they are."""
+
+    PATH = Path("/proc/driver/nvidia-sim/node.json")
+
+    def __init__(self, change):
+        self.before = self.PATH.read_text()
+        node = json.loads(self.before)
+        change(node)
+        self.after = json.dumps(node)
+
+    def __enter__(self):
+        self.PATH.write_text(self.after)
+
+    def __exit__(self, *_):
+        self.PATH.write_text(self.before)
+
+
+def configure(*lines):
+    """Gives slurm.conf these lines, in place of the ones given before."""
+    def idle():
+        return run("sinfo", "-h", "-o", "%T").stdout.strip() == "idle"
+
+    path = Path(os.environ["SLURM_CONF"])
+    own = path.read_text().partition("# Of the test:\n")[0]
+    # A job that is completing while slurmd reads its configuration again can stay so.
+    wait_for(idle, "the end of all jobs")
+    path.write_text(own + "# Of the test:\n" + "".join(f"{line}\n" for line in lines))
+    subprocess.run(["scontrol", "reconfigure"], check=True)
+    wait_for(idle, "the node's return")
+
+
+def drained():
+    return "drain" in run("sinfo", "-h", "-o", "%T").stdout

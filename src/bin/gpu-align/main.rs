@@ -7,18 +7,22 @@ use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{self, ExitCode};
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 mod ask;
+mod check;
+mod doctor;
 mod drain;
 mod epilog;
 mod exec;
+mod generate;
 mod inside;
 mod inventory;
 mod job;
 mod pick;
 mod prolog;
 mod show;
+mod task_prolog;
 mod verify;
 
 /// Says which NVIDIA card is whose: in a job, on a node, for the gpu-align plugin
@@ -33,13 +37,18 @@ struct Arguments {
 enum Command {
     Show(show::Show),
     Verify(verify::Verify),
+    Doctor(doctor::Doctor),
     Pick(pick::Pick),
     Exec(exec::Exec),
     Inventory(inventory::Inventory),
     Prolog(prolog::Prolog),
     Epilog(epilog::Epilog),
+    Check(check::Check),
+    TaskProlog(task_prolog::TaskProlog),
     #[command(hide = true)]
     Ask(ask::Ask),
+    #[command(hide = true)]
+    Generate(generate::Generate),
 }
 
 fn main() -> ExitCode {
@@ -60,12 +69,16 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     match arguments.command {
         Command::Show(command) => command.run(),
         Command::Verify(command) => command.run(),
+        Command::Doctor(command) => command.run(),
         Command::Pick(command) => command.run(),
         Command::Exec(command) => command.run(),
         Command::Inventory(command) => command.run(),
         Command::Prolog(command) => command.run(),
         Command::Epilog(command) => command.run(),
         Command::Ask(command) => command.run(),
+        Command::Generate(command) => command.run(Arguments::command()),
+        Command::Check(command) => command.run(),
+        Command::TaskProlog(command) => command.run(),
     }
 }
 

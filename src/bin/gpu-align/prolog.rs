@@ -179,7 +179,7 @@ pub fn job_path(jobs: &Path, job: &str) -> Option<PathBuf> {
 }
 
 /// Takes stock in a child, since NVML may hang or crash whoever asks it.
-fn take_stock(root: &Path, deadline: Instant) -> Result<Stock, DriverError> {
+pub fn take_stock(root: &Path, deadline: Instant) -> Result<Stock, DriverError> {
     let allowed = deadline.saturating_duration_since(Instant::now());
     let fault = |kind, why: String| Stock::without_nvml(root, Fault { kind, why });
     // A driver that is not there needs no child to tell.
@@ -247,8 +247,7 @@ fn list_problems(list: &GresList, constrained: bool, problems: &mut Vec<Problem>
             ),
         ));
     }
-    let ranks: Vec<usize> = list.positions().filter_map(|p| list.card(p)).collect();
-    if !constrained && !ranks.is_sorted() {
+    if !constrained && !list.is_in_pci_order() {
         problems.push(Problem::new(
             Drain::Other,
             format!(
@@ -260,7 +259,8 @@ fn list_problems(list: &GresList, constrained: bool, problems: &mut Vec<Problem>
     }
 }
 
-fn host_name() -> String {
+/// This host's short name, slurmd's own default for its node's.
+pub fn host_name() -> String {
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     name.split('.').next().unwrap_or_default().to_owned()
 }

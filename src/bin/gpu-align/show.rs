@@ -210,6 +210,11 @@ impl View {
         }
     }
 
+    /// Whether neither the driver nor CUDA could be looked at.
+    pub fn is_blind(&self) -> bool {
+        self.blind
+    }
+
     fn usable(&self) -> usize {
         self.devices.iter().filter(|row| row.reach || row.cuda.is_some()).count()
     }

@@ -44,12 +44,44 @@ impl Env {
 }
 
 /// The parent of a process, and its start time in clock ticks, which with the
-/// pid names it for good.
+/// pid names it for good. `None` for one that has ended, collected or not.
 pub fn parent_and_start(root: &Path, pid: u32) -> Option<(u32, u64)> {
+    let fields = stat(root, pid)?;
+    if matches!(fields[0].as_str(), "Z" | "X") {
+        return None;
+    }
+    Some((fields[1].parse().ok()?, fields.get(19)?.parse().ok()?))
+}
+
+/// The fields of `/proc/<pid>/stat` from the process's state on; at least three.
+fn stat(root: &Path, pid: u32) -> Option<Vec<String>> {
     let stat = std::fs::read_to_string(root.join(format!("proc/{pid}/stat"))).ok()?;
     // The program's name is in parentheses and may hold anything.
-    let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
-    Some((fields.get(1)?.parse().ok()?, fields.get(19)?.parse().ok()?))
+    let fields: Vec<String> = stat.rsplit_once(") ")?.1.split(' ').map(str::to_owned).collect();
+    (fields.len() > 2).then_some(fields)
+}
+
+/// The shell that process `pid`, or the copy of a shell that it is, belongs to:
+/// bash runs `$(command 2>file)` in a copy of itself that ends with the command.
+/// A copy has its shell's program, words and process group.
+pub fn shell_of(root: &Path, pid: u32) -> u32 {
+    let same = |one: u32, other: u32| {
+        let words = |pid| std::fs::read(root.join(format!("proc/{pid}/cmdline"))).ok();
+        let program = |pid| std::fs::read_link(root.join(format!("proc/{pid}/exe"))).ok();
+        let group = |pid| stat(root, pid).map(|fields| fields[2].clone());
+        words(one).is_some()
+            && words(one) == words(other)
+            && program(one) == program(other)
+            && group(one) == group(other)
+    };
+    let mut shell = pid;
+    while let Some((parent, _)) = parent_and_start(root, shell) {
+        if parent <= 1 || !same(shell, parent) {
+            break;
+        }
+        shell = parent;
+    }
+    shell
 }
 
 /// What a process is, short: its command line's first words.

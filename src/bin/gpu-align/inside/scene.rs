@@ -118,7 +118,7 @@ impl Scene {
             name: self.step_name().unwrap_or_default().replace("step ", ""),
             policy,
             inventory: self.inventory.clone(),
-            gap: None,
+            gap: self.gap.clone(),
             positions: self.positions.clone(),
             said: self.said(),
             reading: NumberReading::Rank,

@@ -60,6 +60,18 @@ impl Holders {
         Ok(Ok(picked))
     }
 
+    /// What living processes hold, at this moment.
+    pub fn held(&self) -> Vec<String> {
+        self.living().into_iter().map(|entry| entry.uuid).collect()
+    }
+
+    /// The right to look at the cards, if no other waiting picker has it.
+    pub fn turn(&self) -> anyhow::Result<Option<File>> {
+        let path = self.folder.join(format!("{}.turn", self.node));
+        let file = open(&path).with_context(|| cannot(&path))?;
+        Ok(flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok().then_some(file))
+    }
+
     fn lock(&self) -> anyhow::Result<File> {
         let path = self.folder.join(format!("{}.lock", self.node));
         let file = open(&path).with_context(|| cannot(&path))?;
@@ -153,10 +165,15 @@ mod tests {
     }
 
     fn process(root: &Path, pid: u32, start: u64) {
+        process_in_state(root, pid, start, "S");
+    }
+
+    fn process_in_state(root: &Path, pid: u32, start: u64, state: &str) {
         let folder = root.join(format!("proc/{pid}"));
         fs::create_dir_all(&folder).unwrap();
         let fields = vec!["0"; 18].join(" ");
-        fs::write(folder.join("stat"), format!("{pid} (a) b) S {fields} {start} 0\n")).unwrap();
+        let stat = format!("{pid} (a) b) {state} {fields} {start} 0\n");
+        fs::write(folder.join("stat"), stat).unwrap();
     }
 
     fn take(holders: &Holders, pid: u32) -> String {
@@ -178,6 +195,13 @@ mod tests {
         assert_eq!(take(&holders, 11), "GPU-1");
         assert_eq!(take(&holders, 11), "none");
         fs::remove_dir_all(root.path().join("proc/10")).unwrap();
+        assert_eq!(take(&holders, 11), "GPU-0");
+        // Ended, and not collected by its parent yet.
+        process_in_state(root.path(), 11, 100, "Z");
+        process(root.path(), 12, 100);
+        assert_eq!(take(&holders, 12), "GPU-0");
+        process(root.path(), 11, 100);
+        fs::remove_dir_all(root.path().join("proc/12")).unwrap();
         assert_eq!(take(&holders, 11), "GPU-0");
         // Another process got the number of the first.
         process(root.path(), 11, 200);

@@ -1,0 +1,310 @@
+//! `gpu-align check`: a node's Slurm configuration against the node itself.
+
+use std::env;
+use std::fmt;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use gpu_align::node::child;
+use gpu_align::node::stock::Stock;
+use gpu_align::slurm::conf;
+use gpu_align::slurm::files;
+use gpu_align::slurm::gres_list::GresList;
+use gpu_align::slurm::plugstack::Site;
+use gpu_align::slurm::plugstack_conf;
+use gpu_align::spank;
+use serde::Serialize;
+
+use crate::prolog::{host_name, take_stock};
+
+const EXAMPLES: &str = "\
+Exit status:
+  0  nothing to say
+  1  a problem was found
+  2  something could not be looked at, and nothing worse was found
+
+Examples:
+  gpu-align check
+  gpu-align check --json | jq -r '.[] | select(.problem) | .what'
+  SLURM_CONF=/srv/slurm/slurm.conf gpu-align check --node gpu07
+
+JSON: a list of objects with problem (false: could not look), what, where and advice.";
+
+/// Compare this node's Slurm configuration with the cards that it has
+///
+/// Looks at gres.conf, cgroup.conf, plugstack.conf, the cards and Slurm's version;
+/// as root or as a user.
+#[derive(Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct Check {
+    /// Print JSON for programs
+    #[arg(long)]
+    json: bool,
+    /// The node's name in slurm.conf [default: SLURMD_NODENAME, or this host's]
+    #[arg(long, value_name = "NAME")]
+    node: Option<String>,
+    /// gres.conf, where it is not beside slurm.conf
+    #[arg(long, value_name = "PATH")]
+    gres_conf: Option<PathBuf>,
+    /// How long NVML may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 10,
+          value_parser = clap::value_parser!(u64).range(1..=600))]
+    timeout: u64,
+}
+
+/// One line of the answer.
+#[derive(Debug, Serialize)]
+struct Finding {
+    /// false: it could not be looked at.
+    problem: bool,
+    what: String,
+    r#where: String,
+    advice: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let kind = if self.problem { "problem" } else { "could not look" };
+        write!(f, "{kind}: {}: {}; {}", self.r#where, self.what, self.advice)
+    }
+}
+
+#[derive(Default)]
+struct Findings(Vec<Finding>);
+
+impl Findings {
+    fn problem(&mut self, at: impl fmt::Display, what: impl Into<String>, advice: &str) {
+        self.add(true, at.to_string(), what.into(), advice);
+    }
+
+    fn blind(&mut self, at: impl fmt::Display, what: impl Into<String>, advice: &str) {
+        self.add(false, at.to_string(), what.into(), advice);
+    }
+
+    fn add(&mut self, problem: bool, at: String, what: String, advice: &str) {
+        self.0.push(Finding { problem, what, r#where: at, advice: advice.to_owned() });
+    }
+
+    /// A sentence that ends in its own advice.
+    fn sentence(&mut self, problem: bool, at: &str, sentence: &str) {
+        let (what, advice) = sentence.rsplit_once("; ").unwrap_or((sentence, "ask the admin"));
+        self.add(problem, at.to_owned(), what.to_owned(), advice);
+    }
+}
+
+impl Check {
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        let mut findings = Findings::default();
+        let node = self.node.clone().or_else(|| env::var("SLURMD_NODENAME").ok());
+        let node = node.unwrap_or_else(host_name);
+        let constrained = check_cgroup(&mut findings);
+        match take_stock(Path::new("/"), Instant::now() + Duration::from_secs(self.timeout)) {
+            Ok(stock) => {
+                check_cards(&stock, &mut findings);
+                self.check_gres(&node, &stock, constrained, &mut findings);
+            }
+            Err(error) => findings.sentence(false, "driver", &error.to_string()),
+        }
+        check_plugstack(&mut findings);
+        check_release(&mut findings);
+        let Findings(findings) = findings;
+        let text = match self.json {
+            true => serde_json::to_string_pretty(&findings)? + "\n",
+            false => findings.iter().map(|finding| format!("{finding}\n")).collect(),
+        };
+        let _ = io::stdout().write_all(text.as_bytes());
+        Ok(ExitCode::from(match findings.iter().any(|finding| finding.problem) {
+            true => 1,
+            false if findings.is_empty() => 0,
+            false => 2,
+        }))
+    }
+
+    fn check_gres(
+        &self,
+        node: &str,
+        stock: &Stock,
+        constrained: Option<bool>,
+        findings: &mut Findings,
+    ) {
+        let inventory = stock.inventory();
+        let candidates = files::candidates("gres.conf");
+        let mut paths = self.gres_conf.iter().chain(&candidates);
+        let Some(path) = paths.find(|path| path.exists()) else {
+            let advice = "run this where slurmd runs, or give --gres-conf";
+            return findings.blind("gres.conf", "it was not found", advice);
+        };
+        let list = match GresList::read(path, node, Path::new("/"), &inventory) {
+            Ok(list) => list,
+            Err(error) => {
+                return findings.sentence(true, &path.display().to_string(), &error.to_string());
+            }
+        };
+        let at = &path.display();
+        for position in list.positions().filter(|&position| list.card(position).is_none()) {
+            let what = format!("position {position} has no card behind its File");
+            findings.problem(at, what, "correct it, or look for the lost card in the kernel log");
+        }
+        for card in stock.cards.iter().filter(|card| !list.is_configured(card.rank)) {
+            let what = format!("card {} (/dev/nvidia{}) is not configured", card.pci, card.minor);
+            let advice = "add its File, or nobody can use it and every job can open it";
+            findings.problem(at, what, advice);
+        }
+        if constrained == Some(false) && !list.is_in_pci_order() {
+            findings.problem(
+                at,
+                format!("positions are not in PCI order on node {node}, which does not constrain devices"),
+                "set ConstrainDevices=yes, or list the Files in the order of nvidia-smi -L",
+            );
+        }
+    }
+}
+
+fn check_cgroup(findings: &mut Findings) -> Option<bool> {
+    let candidates = files::candidates("cgroup.conf");
+    let Some(path) = candidates.iter().find(|path| path.exists()) else {
+        let advice = "write ConstrainDevices=yes into cgroup.conf, or run this where slurmd runs";
+        findings.blind("cgroup.conf", "it was not found", advice);
+        return None;
+    };
+    match files::constrains_devices(path) {
+        Ok(true) => Some(true),
+        Ok(false) => {
+            let what = "it lacks ConstrainDevices=yes, so every job can open every card";
+            findings.problem(path.display(), what, "set it and restart slurmd");
+            Some(false)
+        }
+        Err(error) => {
+            findings.sentence(false, &path.display().to_string(), &error.to_string());
+            None
+        }
+    }
+}
+
+fn check_cards(stock: &Stock, findings: &mut Findings) {
+    if let Some(fault) = &stock.nvml {
+        findings.sentence(true, "NVML", &fault.why);
+    }
+    for card in &stock.cards {
+        let at = format!("card {}", card.pci);
+        if let Some(fault) = &card.fault {
+            findings.sentence(true, &at, &fault.why);
+        }
+        if card.persistence == Some(false) {
+            let what = "persistence is off, so each first use of it takes seconds";
+            findings.problem(&at, what, "run nvidia-persistenced, or nvidia-smi -pm 1");
+        }
+    }
+    for difference in &stock.differences {
+        findings.sentence(true, "driver and NVML", difference);
+    }
+}
+
+fn check_plugstack(findings: &mut Findings) {
+    let slurm_conf = files::candidates("slurm.conf").into_iter().find(|path| path.exists());
+    let lines = slurm_conf.as_deref().and_then(|path| conf::read(path).ok()).unwrap_or_default();
+    let own = files::value(&lines, "PlugStackConfig").map(PathBuf::from);
+    let candidates = own.into_iter().chain(files::candidates("plugstack.conf"));
+    let Some(path) = candidates.into_iter().find(|path| path.exists()) else {
+        let what = "it was not found, so no job is aligned";
+        return findings.problem("plugstack.conf", what, "add gpu-align's line, see slurm/");
+    };
+    let entries = match plugstack_conf::read(&path) {
+        Ok(entries) => entries,
+        Err(error) => {
+            return findings.blind(path.display(), error.to_string(), "run this as root");
+        }
+    };
+    let Some(place) = entries.iter().position(|entry| entry.is_gpu_align()) else {
+        let what = "no line loads gpu-align, so no job is aligned";
+        return findings.problem(path.display(), what, "add gpu-align's line, see slurm/");
+    };
+    let entry = &entries[place];
+    let at = format!("{}:{}", entry.file.display(), entry.line);
+    if entry.plugin.is_absolute() && !entry.plugin.exists() {
+        let what = format!("{} is not there", entry.plugin.display());
+        findings.problem(&at, what, "install it, or every srun fails where the line is required");
+    }
+    let later = entries[place..].iter().any(|e| e.plugin.to_string_lossy().contains("pyxis"));
+    if later {
+        let what = "gpu-align is listed before pyxis";
+        findings.problem(&at, what, "list it after pyxis, so that it speaks in the container");
+    }
+    match Site::parse(&entry.arguments) {
+        Err(error) => findings.sentence(true, &at, &error.to_string()),
+        Ok(site) => {
+            let helper = site.sources().helper;
+            let runs = fs::metadata(&helper)
+                .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0);
+            if !runs {
+                let what = format!("the helper {} cannot be run", helper.display());
+                findings.problem(&at, what, "install gpu-align there, or write helper=PATH");
+            }
+        }
+    }
+}
+
+/// The plugin file answers for the releases in its table only.
+fn check_release(findings: &mut Findings) {
+    let folders = env::var_os("PATH").unwrap_or_default();
+    let folders =
+        env::split_paths(&folders).chain(["/usr/sbin", "/usr/local/sbin"].map(Into::into));
+    let slurmd = folders.map(|folder| folder.join("slurmd")).find(|path| path.is_file());
+    let advice = "compare `slurmd -V` with the releases in the README by hand";
+    let Some(slurmd) = slurmd else {
+        return findings.blind("slurmd", "it was not found", advice);
+    };
+    let output = child::run(&slurmd, &["-V"], Duration::from_secs(5), 4096);
+    let said = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+    let at = slurmd.display();
+    match said.as_deref().map(release) {
+        Ok(Some((major, minor))) if spank::supports(major, minor) => {}
+        Ok(Some((major, minor))) => findings.problem(
+            at,
+            format!(
+                "this is Slurm {major}.{minor:02}, which gpu-align {} does not know",
+                env!("CARGO_PKG_VERSION")
+            ),
+            "install a gpu-align that does, or Slurm refuses to load it",
+        ),
+        Ok(None) => findings.blind(at, "-V does not tell the version", advice),
+        Err(error) => findings.blind(at, error.to_string(), advice),
+    }
+}
+
+/// (22, 5) of `slurm-wlm 22.05.8`.
+fn release(text: &str) -> Option<(u32, u32)> {
+    let version =
+        text.split_whitespace().find(|word| word.starts_with(|c: char| c.is_ascii_digit()))?;
+    let mut parts = version.split('.');
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slurmds_version_is_read_in_every_packagers_words() {
+        assert_eq!(release("slurm-wlm 22.05.8\n"), Some((22, 5)));
+        assert_eq!(release("slurm 24.11.5-3\n"), Some((24, 11)));
+        assert_eq!(release("slurm\n"), None);
+    }
+
+    #[test]
+    fn a_finding_is_one_line_of_what_where_and_what_to_do() {
+        let mut findings = Findings::default();
+        findings.sentence(true, "NVML", "it hangs; reboot");
+        findings.blind("slurmd", "it was not found", "look");
+        let lines: Vec<String> = findings.0.iter().map(Finding::to_string).collect();
+        assert_eq!(
+            lines,
+            ["problem: NVML: it hangs; reboot", "could not look: slurmd: it was not found; look"]
+        );
+    }
+}

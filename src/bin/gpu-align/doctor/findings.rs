@@ -1,0 +1,466 @@
+//! The findings: each says what, why it matters and what to do. Pure, over a
+//! [`Patient`].
+
+use serde::Serialize;
+
+use super::python::{Package, numbers};
+use super::{Patient, cuda_version};
+use crate::inside::scene::VISIBLE;
+use crate::inside::screen::{Screen, count};
+use crate::verify::checks::{self, Evidence, State};
+use crate::verify::sharing::TaskOf;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// A program gets another card than it should, or none.
+    Wrong,
+    /// It can happen, or it costs.
+    Warning,
+    Note,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    pub level: Level,
+    pub topic: &'static str,
+    pub what: String,
+    pub why: &'static str,
+    pub todo: String,
+}
+
+impl Finding {
+    pub fn text(&self, screen: Screen) -> String {
+        const INDENT: usize = 10;
+        let word = match self.level {
+            Level::Wrong => "WRONG",
+            Level::Warning => "WARNING",
+            Level::Note => "note",
+        };
+        let what = format!("{}: {}", self.topic, self.what);
+        let mut out = screen.sentence(&format!("  {word}"), INDENT, &what);
+        if self.level != Level::Note {
+            out = out.replacen(word, &screen.bad(word), 1);
+        }
+        let rest = [("why", self.why), ("do", self.todo.as_str())];
+        for (head, text) in rest.iter().filter(|(_, text)| !text.is_empty()) {
+            out += &screen.sentence(&format!("{:INDENT$}{head:<5}", ""), INDENT + 5, text);
+        }
+        out
+    }
+}
+
+fn finding(
+    level: Level,
+    topic: &'static str,
+    what: impl Into<String>,
+    why: &'static str,
+    todo: impl Into<String>,
+) -> Finding {
+    Finding { level, topic, what: what.into(), why, todo: todo.into() }
+}
+
+pub fn findings(patient: &Patient) -> Vec<Finding> {
+    let mut all = Vec::new();
+    all.extend(compared(patient));
+    all.extend(shell_files(patient));
+    all.extend(plugin(patient));
+    all.extend(slurm(patient));
+    all.extend(other_vendors(patient));
+    all.extend(driver(patient));
+    all.extend(libraries(patient));
+    all.extend(container(patient));
+    all.extend(mps(patient));
+    all.extend(cards(patient));
+    all.extend(strangers(patient));
+    all.extend(python(patient));
+    all
+}
+
+/// What `verify` finds wrong.
+fn compared(patient: &Patient) -> Vec<Finding> {
+    let evidence = Evidence {
+        scene: &patient.scene,
+        usage: &patient.usage,
+        above: &patient.above,
+        hits: &patient.hits,
+        task_of: &|pid| TaskOf::read(std::path::Path::new("/"), pid),
+        other: None,
+        expected: None,
+    };
+    let wrong = checks::checks(&evidence).into_iter().filter(|check| check.state == State::Wrong);
+    let why = "the program gets other cards than the log says, or none";
+    let finding = |check: checks::Check| {
+        let todo = match check.name {
+            "variable" | "order" => "remove that assignment, or make it only where it is unset",
+            "list" => "unset the variable, or let srun --gpu-align set it",
+            "kernel" | "nvml" => "ask the admin, with this page",
+            _ => "see 'gpu-align verify'",
+        };
+        finding(Level::Wrong, check.name, check.says, why, todo)
+    };
+    wrong.map(finding).collect()
+}
+
+/// A file that sets a variable changes every later job, also where it does not show now.
+fn shell_files(patient: &Patient) -> Vec<Finding> {
+    let finding = |hit: &crate::inside::hands::Hit| {
+        finding(
+            Level::Warning,
+            "files",
+            hit.to_string(),
+            "it overrides what Slurm and gpu-align give, in every shell that reads the file",
+            "remove the line",
+        )
+    };
+    patient.hits.iter().map(finding).collect()
+}
+
+fn plugin(patient: &Patient) -> Option<Finding> {
+    let env = &patient.scene.env;
+    let (plugin, here) = (&patient.plugin, env.get("GPU_ALIGN_VERSION").is_some());
+    if let Some(file) = &plugin.missing {
+        return Some(finding(
+            Level::Wrong,
+            "plugin",
+            format!(
+                "{} names {file}, which is not there",
+                plugin.line.as_deref().unwrap_or("plugstack.conf")
+            ),
+            "srun fails, or goes on without gpu-align where the line says optional",
+            "ask the admin to install it",
+        ));
+    }
+    let in_step = env.get("SLURM_STEP_ID").is_some();
+    match (&plugin.line, &plugin.absent_from) {
+        _ if here || !patient.scene.in_job() => None,
+        (Some(line), _) => Some(finding(
+            Level::Note,
+            "plugin",
+            format!("{line} loads gpu-align and this environment has nothing of it"),
+            "",
+            match in_step {
+                true => "ask for it with srun --gpu-align, or set SLURM_GPU_ALIGN=auto",
+                false => "this shell may have been started without it: try srun --gpu-align env",
+            },
+        )),
+        (None, Some(file)) => Some(finding(
+            Level::Note,
+            "plugin",
+            format!("{file} has no line for gpu-align"),
+            "",
+            "ask the admin for the plugin, or use 'gpu-align exec' and 'gpu-align show --export'",
+        )),
+        _ => None,
+    }
+}
+
+fn slurm(patient: &Patient) -> Vec<Finding> {
+    let scene = &patient.scene;
+    let mut all = Vec::new();
+    let said = scene.said().positions;
+    let reach = scene.reach.len();
+    if let Some(said) = said.as_ref().filter(|said| said.len() < reach) {
+        all.push(finding(
+            Level::Warning,
+            "slurm",
+            format!(
+                "the step holds {} and this process can open {reach}",
+                count(said.len(), "card")
+            ),
+            "nothing keeps a program from a neighbour's card but the variable",
+            "ask the admin for ConstrainDevices=yes in cgroup.conf",
+        ));
+        if !scene.cards().is_tidy() {
+            let cards = scene.cards().cards().iter().enumerate();
+            let differ = cards.filter(|(rank, card)| card.minor.0 as usize != *rank).count();
+            all.push(finding(
+                Level::Warning,
+                "slurm",
+                format!("minor and PCI order differ on {differ} of {}", count(scene.cards().cards().len(), "card")),
+                "on a node that does not constrain devices Slurm's numbers then name other cards to CUDA",
+                "ask the admin for AutoDetect=nvml, or File= lines in PCI order",
+            ));
+        }
+    }
+    let slurms = scene.slurm_says();
+    if let Some(other) = slurms.iter().flatten().find(|device| !scene.reach.contains(device)) {
+        all.push(finding(
+            Level::Note,
+            "slurm",
+            format!(
+                "SLURM_STEP_GPUS names card {}, which this task cannot open",
+                scene.cards().card(*other).pci
+            ),
+            "Slurm writes the same numbers into every task that it binds; the kernel is right",
+            "do not compute cards from SLURM_STEP_GPUS or SLURM_JOB_GPUS",
+        ));
+    }
+    let bound = scene.env.get("SLURMD_TRES_BIND").is_some_and(|bind| bind.contains("gpu"));
+    if bound && reach == 1 && scene.tasks_here().is_some_and(|tasks| tasks > 1) {
+        all.push(finding(
+            Level::Note,
+            "slurm",
+            "each task can open its own card only",
+            "cuda:LOCAL_RANK is an invalid ordinal and cards cannot reach each other directly, which \
+             makes NCCL and MPI slower",
+            "ask with --gres=gpu:N and --gpu-align=all, or add --gres-flags=allow-task-sharing (23.11+)",
+        ));
+    }
+    if let Err(why) = scene.allotted() {
+        if scene.inventory.is_ok() {
+            all.push(finding(Level::Warning, "slurm", why, "", "start the program with srun"));
+        }
+    }
+    all
+}
+
+fn other_vendors(patient: &Patient) -> Option<Finding> {
+    let names =
+        ["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "GPU_DEVICE_ORDINAL"];
+    let set: Vec<&str> =
+        names.into_iter().filter(|name| patient.scene.env.get(name).is_some()).collect();
+    (!set.is_empty() && patient.scene.inventory.is_ok()).then(|| {
+        finding(
+            Level::Note,
+            "vendors",
+            format!("{} set on a node with NVIDIA cards", set.join(", ")),
+            "some libraries want these lists to agree with CUDA_VISIBLE_DEVICES and refuse to start",
+            "unset them in the job; the admin can write Flags=nvidia_gpu_env in gres.conf",
+        )
+    })
+}
+
+fn driver(patient: &Patient) -> Vec<Finding> {
+    let mut all = Vec::new();
+    let loaded = patient.driver.as_deref();
+    let library = patient.scene.unfiltered.as_ref().ok().and_then(|answer| answer.library.clone());
+    let of_library = library.as_deref().and_then(|path| path.split("libcuda.so.").nth(1));
+    let of_nvml = patient.usage.as_ref().ok().and_then(|usage| usage.driver.as_deref());
+    for (what, version) in
+        [(library.as_deref().unwrap_or("libcuda"), of_library), ("NVML", of_nvml)]
+    {
+        if let (Some(loaded), Some(version)) = (loaded, version.filter(|v| v.contains('.'))) {
+            if loaded != version {
+                all.push(finding(
+                    Level::Wrong,
+                    "driver",
+                    format!("the loaded driver is {loaded} and {what} is of {version}"),
+                    "CUDA starts with errors, or sees no card, until both are the same",
+                    "ask the admin to reboot the node, or to mount the host's libraries into the container",
+                ));
+            }
+        }
+    }
+    if let Some(error) =
+        patient.scene.unfiltered.as_ref().ok().and_then(|answer| answer.error.as_ref())
+    {
+        if error.code == Some(100) && !patient.scene.reach.is_empty() {
+            all.push(finding(
+                Level::Wrong,
+                "driver",
+                format!("{} although cards can be opened", error),
+                "no CUDA program can start here",
+                "look for /dev/nvidiactl and /dev/nvidia-uvm, and ask the admin",
+            ));
+        }
+    }
+    all
+}
+
+fn libraries(patient: &Patient) -> Vec<Finding> {
+    let finding = |found: &super::libraries::Found| match found.stub {
+        true => finding(
+            Level::Wrong,
+            "libraries",
+            format!("{} is a stub for linking and comes before the driver's library", found.path),
+            "CUDA then finds no driver (error 34 or 100)",
+            "take that folder out of LD_LIBRARY_PATH",
+        ),
+        false => finding(
+            Level::Note,
+            "libraries",
+            format!("{} comes before the system's library", found.path),
+            "if it is of another driver version CUDA does not start",
+            "compare it with the driver's version above",
+        ),
+    };
+    patient.libraries.iter().map(finding).collect()
+}
+
+fn container(patient: &Patient) -> Option<Finding> {
+    let env = &patient.scene.env;
+    let wanted = env.get("NVIDIA_VISIBLE_DEVICES")?;
+    if matches!(wanted, "all" | "") {
+        return None;
+    }
+    if matches!(wanted, "void" | "none") {
+        return (!patient.scene.reach.is_empty() || patient.in_container).then(|| {
+            finding(
+                Level::Note,
+                "container",
+                format!("NVIDIA_VISIBLE_DEVICES={wanted}: a container runtime mounts no card"),
+                "",
+                "set NVIDIA_VISIBLE_DEVICES=all where Slurm constrains devices",
+            )
+        });
+    }
+    let list = env.get(VISIBLE);
+    (list != Some(wanted)).then(|| {
+        finding(
+            Level::Warning,
+            "container",
+            format!(
+                "NVIDIA_VISIBLE_DEVICES={wanted} and CUDA_VISIBLE_DEVICES={} differ",
+                list.unwrap_or("(unset)")
+            ),
+            "a container shows the cards of the first, counted from 0; the second counts among those",
+            "set NVIDIA_VISIBLE_DEVICES=all and name cards by UUID (ids=uuid)",
+        )
+    })
+}
+
+fn mps(patient: &Patient) -> Option<Finding> {
+    let folder = patient.scene.env.get("CUDA_MPS_PIPE_DIRECTORY")?;
+    let list = patient.scene.env.get(VISIBLE).unwrap_or_default();
+    let by_index = !list.is_empty() && !list.starts_with("GPU-") && !list.starts_with("MIG-");
+    Some(match by_index {
+        true => finding(
+            Level::Warning,
+            "mps",
+            format!("CUDA_MPS_PIPE_DIRECTORY={folder} and cards are named by index"),
+            "an MPS daemon that was started with some cards counts them from 0 again",
+            "name cards by UUID: --gpu-align=ids=uuid",
+        ),
+        false => finding(
+            Level::Note,
+            "mps",
+            format!("CUDA_MPS_PIPE_DIRECTORY={folder}: programs run through an MPS daemon"),
+            "",
+            "",
+        ),
+    })
+}
+
+fn cards(patient: &Patient) -> Vec<Finding> {
+    let mut all = Vec::new();
+    for card in patient.usage.iter().flat_map(|usage| &usage.cards) {
+        match card.compute_mode.as_deref() {
+            Some("prohibited") => all.push(finding(
+                Level::Wrong,
+                "cards",
+                format!("card {} is in compute mode prohibited", card.pci),
+                "no program can use it",
+                "ask the admin: nvidia-smi -c 0",
+            )),
+            Some("exclusive_process") => all.push(finding(
+                Level::Note,
+                "cards",
+                format!("card {} is in compute mode exclusive_process", card.pci),
+                "a second process on it fails with 'device busy or unavailable'",
+                "run one process a card, or MPS",
+            )),
+            _ => {}
+        }
+        if card.persistence == Some(false) {
+            all.push(finding(
+                Level::Note,
+                "cards",
+                format!("card {} is not in persistence mode", card.pci),
+                "its first use in a job takes seconds",
+                "ask the admin for nvidia-persistenced",
+            ));
+        }
+    }
+    for silent in patient.usage.iter().flat_map(|usage| &usage.silent) {
+        all.push(finding(
+            Level::Wrong,
+            "cards",
+            format!("NVML cannot speak of {silent}"),
+            "a card that fell off the bus stays away until it is reset",
+            "ask the admin, with the kernel's Xid messages",
+        ));
+    }
+    all
+}
+
+/// Another user's process on a card that this process may use.
+fn strangers(patient: &Patient) -> Vec<Finding> {
+    let finding = |process: &super::processes::Running| {
+        finding(
+            Level::Warning,
+            "busy",
+            process.says(),
+            "memory and time of the card are shared with someone else's program",
+            match patient.scene.in_job() {
+                true => "report it: an allocated card should be yours alone",
+                false => "take another card: gpu-align pick",
+            },
+        )
+    };
+    let foreign = |process: &&super::processes::Running| !process.own && process.user.is_some();
+    patient.running.iter().filter(foreign).map(finding).collect()
+}
+
+/// Programs that read CUDA_VISIBLE_DEVICES themselves and expect numbers.
+const INTEGER_PARSERS: [(&str, (u32, u32), &str); 5] = [
+    ("torch", (2, 0), "counts 0 devices when they are named by UUID"),
+    ("vllm", (0, 24), "fails on UUIDs in CUDA_VISIBLE_DEVICES"),
+    ("ray", (2, 10), "fails on UUIDs in CUDA_VISIBLE_DEVICES"),
+    ("ray_lightning", (u32::MAX, 0), "fails on UUIDs in CUDA_VISIBLE_DEVICES"),
+    (
+        "deepspeed",
+        (u32::MAX, 0),
+        "has a launcher that fails on UUIDs; scripts under srun do not use it",
+    ),
+];
+
+fn python(patient: &Patient) -> Vec<Finding> {
+    let Ok(python) = &patient.python else { return Vec::new() };
+    let list = patient.scene.env.get(VISIBLE).unwrap_or_default();
+    let by_uuid = list.starts_with("GPU-") || list.starts_with("MIG-");
+    let mut all = Vec::new();
+    for package in &python.packages {
+        let parser = INTEGER_PARSERS
+            .iter()
+            .find(|(name, fixed, _)| package.name == *name && numbers(&package.version) < *fixed);
+        if let Some((name, _, what)) = parser {
+            all.push(finding(
+                if by_uuid { Level::Warning } else { Level::Note },
+                "python",
+                format!("{name} {} {what}", package.version),
+                if by_uuid { "CUDA_VISIBLE_DEVICES names cards by UUID here" } else { "" },
+                "ask for numbers with --gpu-align=ids=index, or update it",
+            ));
+        }
+        all.extend(newer_than_the_driver(package, patient));
+    }
+    all
+}
+
+fn newer_than_the_driver(package: &Package, patient: &Patient) -> Option<Finding> {
+    let built = package.cuda.as_deref()?;
+    if built == "none" {
+        return Some(finding(
+            Level::Warning,
+            "python",
+            format!("{} {} was built without CUDA", package.name, package.version),
+            "it uses no card, whatever is visible",
+            "install its CUDA build",
+        ));
+    }
+    let offered = cuda_version(&patient.scene)?;
+    let needs = numbers(built).0;
+    (needs > offered.0 as u32).then(|| {
+        finding(
+            Level::Wrong,
+            "python",
+            format!(
+                "{} {} was built for CUDA {built} and the driver offers {}.{}",
+                package.name, package.version, offered.0, offered.1
+            ),
+            "it sees no card with this driver",
+            "install a build for the driver's CUDA, or ask for a newer driver",
+        )
+    })
+}

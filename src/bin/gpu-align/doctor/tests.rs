@@ -1,0 +1,141 @@
+use super::*;
+use crate::inside::simulated::{SCREEN, golden, node, scene};
+use crate::inside::usage::{CardUse, Holder};
+
+fn patient(scene: Scene) -> Patient {
+    Patient {
+        usage: Ok(Usage { driver: Some("580.159.04".into()), ..Usage::default() }),
+        hits: Vec::new(),
+        above: Vec::new(),
+        driver: Some("580.159.04".into()),
+        plugin: plugin::Plugin::default(),
+        libraries: Vec::new(),
+        python: Ok(python::Python { interpreter: "/usr/bin/python3".into(), packages: vec![] }),
+        running: Vec::new(),
+        in_container: false,
+        unseen: Vec::new(),
+        scene,
+    }
+}
+
+fn page(patient: &Patient) -> String {
+    let page = Page::of(patient);
+    format!("{}exit {}\n", page.text(SCREEN), page.exit)
+}
+
+fn package(name: &str, version: &str, cuda: Option<&str>) -> python::Package {
+    let cuda = cuda.map(str::to_owned);
+    python::Package { name: name.into(), version: version.into(), cuda }
+}
+
+#[test]
+fn a_healthy_task() {
+    let u2 = "GPU-00000000-0004-4000-8000-000000000002";
+    let env = [
+        ("SLURMD_NODENAME", "n1"),
+        ("SLURM_JOB_ID", "12"),
+        ("SLURM_STEP_ID", "0"),
+        ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
+        ("CUDA_VISIBLE_DEVICES", u2),
+        ("GPU_ALIGN_VERSION", "0.1.0"),
+        ("GPU_ALIGN_MODE", "single"),
+        ("GPU_ALIGN_UUIDS", u2),
+        ("SECRET", "never"),
+    ];
+    let mut patient = patient(scene(&node("tidy4"), &[2], &env));
+    let card = patient.scene.cards().cards()[2].clone();
+    patient.usage = Ok(Usage {
+        driver: Some("580.159.04".into()),
+        cards: vec![CardUse {
+            pci: card.pci,
+            uuid: card.uuid,
+            total: Some(80 << 30),
+            free: Some(80 << 30),
+            load: Some(0),
+            compute_mode: Some("default".into()),
+            persistence: Some(true),
+            mig: Some(false),
+            slices: vec![],
+            processes: Some(vec![Holder { pid: 1, memory: None, graphics: false }]),
+        }],
+        silent: vec![],
+    });
+    let page = page(&patient);
+    assert!(!page.contains("never"));
+    golden("doctor-healthy", &page);
+}
+
+#[test]
+fn a_lost_user() {
+    let env = [
+        ("SLURMD_NODENAME", "n1"),
+        ("SLURM_JOB_ID", "12"),
+        ("SLURM_STEP_ID", "0"),
+        ("SLURM_STEP_GPUS", "0"),
+        ("CUDA_VISIBLE_DEVICES", "GPU-00000000-0008-4000-8000-000000000006"),
+        ("NVIDIA_VISIBLE_DEVICES", "4,5"),
+        ("ROCR_VISIBLE_DEVICES", "0"),
+        ("CUDA_MPS_PIPE_DIRECTORY", "/tmp/mps"),
+    ];
+    let mut patient = patient(scene(&node("inv8p"), &[0, 1, 2, 3, 4, 5, 6, 7], &env));
+    patient.usage =
+        Err("NVML cannot be loaded; libnvidia-ml.so.1 is not on the loader's path".into());
+    patient.hits = hands::in_text("/home/u/.bashrc", "export CUDA_VISIBLE_DEVICES=3\n", &[VISIBLE]);
+    patient.plugin.line = Some("/etc/slurm/plugstack.conf:1".into());
+    let stub = "/usr/local/cuda/lib64/stubs/libcuda.so";
+    patient.libraries = vec![libraries::Found { path: stub.into(), stub: true }];
+    patient.driver = Some("590.10".into());
+    patient.scene.unfiltered.as_mut().unwrap().library =
+        Some("/usr/lib/libcuda.so.580.159.04".into());
+    patient.running = vec![Running {
+        pid: 4711,
+        user: Some("ann".into()),
+        program: Some("python".into()),
+        own: false,
+        pci: "0000:c1:00.0".into(),
+        memory: Some(3 << 30),
+    }];
+    patient.python = Ok(python::Python {
+        interpreter: "/opt/env/bin/python3".into(),
+        packages: vec![
+            package("torch", "1.13.1+cu117", Some("11.7")),
+            package("vllm", "0.22.1", None),
+            package("jax_cuda13_plugin", "0.8", Some("13")),
+        ],
+    });
+    patient.unseen = vec!["the batch script: there is no scontrol on PATH".into()];
+    golden("doctor-lost", &page(&patient));
+    golden("doctor-json", &serde_json::to_string_pretty(&Page::of(&patient).findings).unwrap());
+}
+
+#[test]
+fn nothing_at_all() {
+    let mut scene = scene(&node("none"), &[], &[("SLURMD_NODENAME", "n1")]);
+    scene.inventory = Err("the NVIDIA driver is not loaded: /proc/driver/nvidia/gpus is missing; load it or ask the admin".into());
+    scene.cuda = Err("CUDA could not be asked".into());
+    scene.unfiltered = scene.cuda.clone();
+    let mut patient = patient(scene);
+    patient.driver = None;
+    golden("doctor-blind", &page(&patient));
+}
+
+#[test]
+fn known_parsers_are_told_by_version_and_form() {
+    let say = |visible: &str, name: &str, version: &str| {
+        let env = [("CUDA_VISIBLE_DEVICES", visible)];
+        let mut patient = patient(scene(&node("tidy4"), &[0], &env));
+        patient.python = Ok(python::Python {
+            interpreter: "python3".into(),
+            packages: vec![package(name, version, None)],
+        });
+        let found = findings::findings(&patient).into_iter().find(|f| f.topic == "python");
+        found.map(|finding| finding.level)
+    };
+    let uuid = "GPU-00000000-0004-4000-8000-000000000000";
+    assert_eq!(say(uuid, "vllm", "0.22.0"), Some(Level::Warning));
+    assert_eq!(say("0", "vllm", "0.22.0"), Some(Level::Note));
+    assert_eq!(say(uuid, "vllm", "0.24.0"), None);
+    assert_eq!(say(uuid, "torch", "1.13.1"), Some(Level::Warning));
+    assert_eq!(say(uuid, "torch", "2.11.0+cu130"), None);
+    assert_eq!(say(uuid, "ray", "2.9.3"), Some(Level::Warning));
+}

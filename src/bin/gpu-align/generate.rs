@@ -1,0 +1,128 @@
+//! Man pages and shell completions, from the same descriptions as `--help`: for
+//! `make install` and packages.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Args, Command};
+use clap_complete::Shell;
+
+/// Write man pages and shell completions below a folder like /usr/share
+#[derive(Args)]
+pub struct Generate {
+    /// Gets man/man1, bash-completion/completions, zsh/site-functions and
+    /// fish/vendor_completions.d
+    folder: PathBuf,
+}
+
+const COMPLETIONS: [(Shell, &str); 3] = [
+    (Shell::Bash, "bash-completion/completions/gpu-align"),
+    (Shell::Zsh, "zsh/site-functions/_gpu-align"),
+    (Shell::Fish, "fish/vendor_completions.d/gpu-align.fish"),
+];
+
+impl Generate {
+    pub fn run(self, program: Command) -> anyhow::Result<ExitCode> {
+        let program = for_people(program);
+        for (shell, path) in COMPLETIONS {
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut program.clone(), "gpu-align", &mut text);
+            write(&self.folder.join(path), &text)?;
+        }
+        for (name, page) in pages(&program)? {
+            write(&self.folder.join("man/man1").join(name), &page)?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// The program without its hidden commands, which completions would offer.
+fn for_people(program: Command) -> Command {
+    let mut shown = Command::new("gpu-align").version(env!("CARGO_PKG_VERSION"));
+    shown = shown.about(program.get_about().cloned().unwrap_or_default());
+    for command in program.get_subcommands().filter(|command| !command.is_hide_set()) {
+        shown = shown.subcommand(command.clone());
+    }
+    shown
+}
+
+/// One page for the program, one for each command.
+fn pages(program: &Command) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
+    let mut program = program.clone().disable_help_subcommand(true);
+    program.build();
+    let mut pages = Vec::new();
+    for command in std::iter::once(&program).chain(program.get_subcommands()) {
+        let name = match command.get_name() {
+            "gpu-align" => "gpu-align".to_owned(),
+            command => format!("gpu-align-{command}"),
+        };
+        let mut page = Vec::new();
+        let described = command.clone().display_name(name.clone());
+        let source = concat!("gpu-align ", env!("CARGO_PKG_VERSION"));
+        clap_mangen::Man::new(described).title(name.clone()).source(source).render(&mut page)?;
+        pages.push((format!("{name}.1"), as_written(&String::from_utf8(page)?).into_bytes()));
+    }
+    Ok(pages)
+}
+
+/// Keeps the lines of exit codes and examples, which man would fill.
+fn as_written(page: &str) -> String {
+    const EXTRA: &str = ".SH EXTRA\n";
+    let Some((before, extra)) = page.split_once(EXTRA) else { return page.to_owned() };
+    let end = extra.find("\n.SH ").map_or(extra.len(), |end| end + 1);
+    let (extra, after) = extra.split_at(end);
+    let extra = extra.trim_end();
+    format!("{before}.SH \"EXIT STATUS AND EXAMPLES\"\n.nf\n{extra}\n.fi\n{after}")
+}
+
+fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    let why = || format!("{} cannot be written; look at the folder's owner", path.display());
+    fs::create_dir_all(path.parent().unwrap_or(Path::new("."))).with_context(why)?;
+    fs::write(path, bytes).with_context(why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Arguments;
+    use clap::CommandFactory;
+
+    #[test]
+    fn every_command_has_a_page_and_a_completion_and_hidden_ones_have_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let generate = Generate { folder: folder.path().into() };
+        generate.run(Arguments::command()).unwrap();
+        let read = |path: &str| fs::read_to_string(folder.path().join(path)).unwrap();
+        for command in Arguments::command().get_subcommands() {
+            let name = command.get_name();
+            let page = folder.path().join(format!("man/man1/gpu-align-{name}.1"));
+            assert_eq!(page.exists(), !command.is_hide_set(), "{name}");
+            for (_, path) in COMPLETIONS {
+                if !command.is_hide_set() {
+                    assert!(read(path).contains(name), "{name} in {path}");
+                }
+            }
+        }
+        assert!(!read("bash-completion/completions/gpu-align").contains("generate"));
+        let page = read("man/man1/gpu-align-verify.1");
+        assert!(page.contains("Exit status") && page.contains("rank=3,1"));
+    }
+
+    /// The help of every command for users says how it is used and how it ends.
+    #[test]
+    fn every_help_has_examples_and_exit_codes() {
+        for command in for_people(Arguments::command()).get_subcommands_mut() {
+            let name = command.get_name().to_owned();
+            if !["show", "verify", "doctor", "pick", "exec"].contains(&name.as_str()) {
+                continue;
+            }
+            let help = command.render_long_help().to_string();
+            assert!(help.contains("Examples:") && help.contains("Exit status"), "{name}");
+            for line in help.lines() {
+                assert!(line.chars().count() <= 100, "{name}: {line}");
+            }
+        }
+    }
+}

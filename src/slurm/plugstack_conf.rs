@@ -1,0 +1,127 @@
+//! plugstack.conf itself, for `gpu-align check`: which plugins Slurm loads, in
+//! which order, with which arguments.
+//!
+//! Follows `_spank_stack_load` (`src/common/plugstack.c`): a line is
+//! `required|optional PLUGIN [ARGUMENTS]` or `include PATTERN`; `#` starts a comment.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Files read in all, so that a file that includes itself comes to an end.
+const MAX_FILES: usize = 64;
+
+/// A line that loads a plugin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub file: PathBuf,
+    /// Counted from 1.
+    pub line: usize,
+    pub required: bool,
+    /// As written: absolute, or relative to slurm.conf's PluginDir.
+    pub plugin: PathBuf,
+    pub arguments: Vec<String>,
+}
+
+impl Entry {
+    /// Whether the plugin is gpu-align, under whatever name it was installed.
+    pub fn is_gpu_align(&self) -> bool {
+        let name = self.plugin.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        name.replace('-', "_").contains("gpu_align")
+    }
+}
+
+/// Reads a plugstack.conf and all that it includes.
+pub fn read(path: &Path) -> io::Result<Vec<Entry>> {
+    let mut entries = Vec::new();
+    let mut files = 0;
+    read_into(path, &mut files, &mut entries)?;
+    Ok(entries)
+}
+
+fn read_into(path: &Path, files: &mut usize, entries: &mut Vec<Entry>) -> io::Result<()> {
+    *files += 1;
+    if *files > MAX_FILES {
+        return Err(io::Error::other(format!("{} includes files without end", path.display())));
+    }
+    for (index, raw) in fs::read_to_string(path)?.lines().enumerate() {
+        let line = raw.split('#').next().unwrap_or_default();
+        let mut words = line.split_whitespace();
+        let (Some(first), Some(second)) = (words.next(), words.next()) else {
+            continue;
+        };
+        match first {
+            "required" | "optional" => entries.push(Entry {
+                file: path.into(),
+                line: index + 1,
+                required: first == "required",
+                plugin: second.into(),
+                arguments: words.map(str::to_owned).collect(),
+            }),
+            "include" => {
+                let folder = path.parent().unwrap_or(Path::new(""));
+                for included in matching(&folder.join(second)) {
+                    read_into(&included, files, entries)?;
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// The files that a pattern names, sorted as glob(3) sorts them; `*` counts in
+/// the last part only.
+fn matching(pattern: &Path) -> Vec<PathBuf> {
+    let name = pattern.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let Some((head, tail)) = name.split_once('*') else {
+        return vec![pattern.to_owned()];
+    };
+    let fits = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        name.len() >= head.len() + tail.len()
+            && name.starts_with(head)
+            && name.ends_with(tail)
+            && !(head.is_empty() && name.starts_with('.'))
+    };
+    let entries = fs::read_dir(pattern.parent().unwrap_or(Path::new("/"))).into_iter().flatten();
+    let mut paths: Vec<PathBuf> = entries.flatten().map(|e| e.path()).filter(fits).collect();
+    paths.sort();
+    paths
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plugins_come_in_the_order_of_the_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        write(
+            "plugstack.conf",
+            "# all\ninclude plugstack.conf.d/*.conf\noptional /x/last.so # end\n",
+        );
+        write("plugstack.conf.d/b.conf", "required spank_gpu_align.so default=all timeout=3\n");
+        write("plugstack.conf.d/a.conf", "required /x/spank_pyxis.so\n");
+        write("plugstack.conf.d/off.conf.bak", "required /x/never.so\n");
+        let entries = read(&folder.path().join("plugstack.conf")).unwrap();
+        let names: Vec<_> = entries.iter().map(|e| e.plugin.to_str().unwrap()).collect();
+        assert_eq!(names, ["/x/spank_pyxis.so", "spank_gpu_align.so", "/x/last.so"]);
+        assert!(entries[1].is_gpu_align() && entries[1].required && !entries[2].required);
+        assert_eq!(entries[1].arguments, ["default=all", "timeout=3"]);
+        assert_eq!(entries[1].line, 1);
+    }
+
+    #[test]
+    fn a_file_that_includes_itself_comes_to_an_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("plugstack.conf");
+        fs::write(&path, "include plugstack.conf\n").unwrap();
+        assert!(read(&path).unwrap_err().to_string().ends_with("includes files without end"));
+    }
+}

@@ -1,0 +1,252 @@
+"""Prolog and Epilog as shipped, the record they leave, and what the plugin makes of it.
+
+On this node no card was ever used, so the driver names none of them: the plugin needs the record,
+or the helper, for every UUID.
+"""
+# cluster: --node tests/nodes/unused8.json
+# cluster Belief Shipped: --slurm 26.05 --node tests/nodes/unused8.json
+import json
+import os
+import stat
+import time
+import unittest
+from pathlib import Path
+
+from harness import ROOT, Installed, NodeFile, configure, drained, run, srun, wait_for
+
+UUIDS = [f"GPU-00000000-0008-4000-8000-00000000000{rank}" for rank in range(8)]
+RECORD, JOBS = Path("/run/gpu-align/node.json"), Path("/run/gpu-align/jobs")
+BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+SHIPPED = (f"Prolog={ROOT}/slurm/prolog.d/*", f"Epilog={ROOT}/slurm/epilog.d/*", "PrologFlags=Alloc")
+
+
+def setUpModule():
+    global installed
+    installed = Installed()
+    configure(*SHIPPED)
+
+
+def tearDownModule():
+    installed.end()
+
+
+def prolog(*arguments, **env):
+    return run("gpu-align", "prolog", *arguments, env={"SLURMD_NODENAME": "n1", **env})
+
+
+class Shipped(unittest.TestCase):
+    def test_a_job_leaves_the_nodes_record_and_its_own_while_it_runs(self):
+        RECORD.unlink(missing_ok=True)
+        done = run("srun", "-n1", "--gres=gpu:2", "sh", "-c", f"cat {JOBS}/$SLURM_JOB_ID.json; echo; stat -c %a:%U {RECORD}")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        said, mode = done.stdout.splitlines()
+        # Positions 0 and 1 are minors 0 and 1, which are cards 6 and 7.
+        names = [(c["position"], c["rank"], c["minor"], c["pci"], c["uuid"]) for c in json.loads(said)["cards"]]
+        self.assertEqual(names, [(0, 6, 0, "0000:c1:00.0", UUIDS[6]), (1, 7, 1, "0000:e1:00.0", UUIDS[7])])
+        self.assertEqual(mode, "644:root")
+        self.assertEqual(json.loads(RECORD.read_text())["boot_id"], BOOT)
+        wait_for(lambda: not list(JOBS.glob("*.json")), "the removal of the job's record")
+
+    def test_a_lost_card_drains_the_node_only_where_the_site_asks(self):
+        with NodeFile(lambda node: node["cards"][2].update(lost=True)):
+            done = prolog()
+            self.assertEqual((done.returncode, done.stderr.count("\n")), (0, 1), done.stderr)
+            self.assertIn("card 0000:41:00.0 is lost", done.stderr)
+            self.assertEqual(prolog("--drain").returncode, 1)
+            self.assertEqual(prolog("--drain=lost").returncode, 1)
+            self.assertEqual(prolog("--drain=mismatch,missing").returncode, 0)
+
+    def test_a_configured_card_that_is_gone_is_missing(self):
+        prolog()
+        information = Path("/proc/driver/nvidia/gpus/0000:41:00.0/information")
+        said = information.read_text()
+        information.unlink()
+        information.parent.rmdir()
+        try:
+            with NodeFile(lambda node: node["cards"].pop(2)):
+                done = prolog("--drain=missing")
+        finally:
+            information.parent.mkdir()
+            information.write_text(said)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("card 0000:41:00.0 was there earlier in this boot and is gone, 7 cards are left", done.stderr)
+        self.assertIn("position 6 of", done.stderr)
+
+    def test_the_deadline_holds_when_nvml_hangs(self):
+        before = time.monotonic()
+        with NodeFile(lambda node: node.update(nvml={"sleep_s": 1000})):
+            done = prolog("--timeout=1", "--drain=unanswered")
+        self.assertLess(time.monotonic() - before, 1.3)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("NVML did not answer within", done.stderr)
+        self.assertEqual(run("pgrep", "-f", "gpu-align inventory").stdout, "")
+
+
+class Belief(unittest.TestCase):
+    """NVML is silent here: a record that is not believed leaves nobody to ask."""
+
+    def setUp(self):
+        RECORD.unlink(missing_ok=True)
+        self.assertEqual(prolog().stderr, "")
+        self.record = json.loads(RECORD.read_text())
+        self.silence = NodeFile(lambda node: node.update(nvml={"fault": "unknown"}))
+        self.silence.__enter__()
+        self.addCleanup(self.silence.__exit__)
+        # While NVML is silent, the job's own Prolog leaves the record as it is.
+
+    def launch(self):
+        tasks, log = srun("-n2", "--gres=gpu:2", "--gpu-align")
+        return [task.env["CUDA_VISIBLE_DEVICES"] for task in tasks], log
+
+    def write(self, **changes):
+        RECORD.write_text(json.dumps({**self.record, **changes}))
+
+    def assert_disbelieved(self, why):
+        visible, log = self.launch()
+        self.assertEqual(visible, ["0,1", "0,1"])
+        self.assertEqual(log.count("\n"), 1, log)
+        self.assertIn(why, log)
+        self.assertIn("NVML does not start", log)
+        self.assertIn("let the Prolog run", log)
+
+    def test_today(self):
+        visible, log = self.launch()
+        self.assertEqual(visible, [f"{UUIDS[6]},{UUIDS[7]}"] * 2)
+        self.assertNotIn("record", log)
+
+    def test_another_boot(self):
+        self.write(boot_id="0")
+        self.assert_disbelieved("it was written before this boot")
+
+    def test_another_driver(self):
+        self.write(driver="570.1")
+        self.assert_disbelieved("under driver 570.1, and 580.159.04 is loaded")
+
+    def test_a_card_less(self):
+        self.write(cards=self.record["cards"][1:])
+        self.assert_disbelieved("it lacks card 0000:01:00.0")
+
+    def test_a_card_more(self):
+        self.write(cards=self.record["cards"] + [{**self.record["cards"][0], "pci": "0000:f1:00.0"}])
+        self.assert_disbelieved("it has card 0000:f1:00.0")
+
+    def test_a_later_version(self):
+        RECORD.write_text(json.dumps({"schema": 2, "nodes": {"boot": BOOT}}))
+        self.assert_disbelieved("its schema is 2")
+
+    def test_group_writable(self):
+        RECORD.chmod(0o664)
+        self.assert_disbelieved("others than root may write it (mode 664)")
+
+    def test_owned_by_a_user(self):
+        os.chown(RECORD, 65534, 65534)
+        self.assert_disbelieved("it is owned by user 65534")
+
+    def test_cut_in_half(self):
+        text = RECORD.read_text()
+        RECORD.write_text(text[:len(text) // 2])
+        self.assert_disbelieved("it is not what gpu-align writes")
+
+    def test_a_symbolic_link(self):
+        RECORD.rename(RECORD.with_suffix(".real"))
+        RECORD.symlink_to(RECORD.with_suffix(".real"))
+        self.assert_disbelieved("it is a symbolic link")
+
+    def test_a_hundred_megabytes_of_zeros(self):
+        with open(RECORD, "w") as file:
+            file.truncate(100 << 20)
+        self.assert_disbelieved("it is larger than")
+
+
+class Faults(unittest.TestCase):
+    """No record and one fault of NVML at a time, with 8 tasks: the job always runs."""
+
+    DEADLINE = 2.0
+
+    @classmethod
+    def setUpClass(cls):
+        configure()
+        cls.addClassCleanup(configure, *SHIPPED)
+
+    def setUp(self):
+        RECORD.unlink(missing_ok=True)
+
+    def launch(self, **trouble):
+        with NodeFile(lambda node: node.update(nvml=trouble)):
+            before = time.monotonic()
+            tasks, log = srun("-n8", "--gres=gpu:8", "--gpu-align")
+            delay = time.monotonic() - before
+        plain = time.monotonic()
+        srun("-n8", "--gres=gpu:8", "--gpu-align=off")
+        delay -= time.monotonic() - plain
+        self.assertLess(delay, self.DEADLINE + 0.2)
+        self.assertFalse(drained())
+        self.assertEqual(run("pgrep", "-f", "gpu-align inventory").stdout, "")
+        self.assertFalse([p for p in Path("/proc").glob("[0-9]*/stat") if " Z " in read(p) and "gpu-align" in read(p)])
+        return {task.env["CUDA_VISIBLE_DEVICES"] for task in tasks}, log
+
+    def assert_left(self, words, **trouble):
+        visible, log = self.launch(**trouble)
+        self.assertEqual(visible, {"0,1,2,3,4,5,6,7"})
+        self.assertEqual(log.count("\n"), 1, log)
+        self.assertIn("CUDA_VISIBLE_DEVICES stays as Slurm made it", log)
+        self.assertIn(words, log)
+
+    def test_none(self):
+        visible, _ = self.launch()
+        self.assertEqual(visible, {",".join(UUIDS)})
+
+    def test_driver_not_loaded(self):
+        self.assert_left("NVML finds no loaded driver; load it", fault="driver_not_loaded")
+
+    def test_library_mismatch(self):
+        self.assert_left("of different versions; reload the driver or reboot", fault="lib_rm_version_mismatch")
+
+    def test_no_permission(self):
+        self.assert_left("look at the modes of /dev/nvidia*", fault="no_permission")
+
+    def test_lost(self):
+        self.assert_left("a card is lost", fault="gpu_is_lost")
+
+    def test_unknown(self):
+        self.assert_left("NVML does not start", fault="unknown")
+
+    def test_absent(self):
+        self.assert_left("install the driver's libnvidia-ml.so.1", absent=True)
+
+    def test_crash(self):
+        self.assert_left("was ended by signal 6", fault="crash")
+
+    def test_garbage(self):
+        self.assert_left("ask the admin whether it is lost", fault="garbage")
+
+    def test_hang(self):
+        self.assert_left("did not answer within 2 s", sleep_s=1000)
+
+    def test_one_card_lost(self):
+        """The others' UUIDs are right, but a step that holds the lost one cannot be aligned."""
+        with NodeFile(lambda node: node["cards"][2].update(lost=True)):
+            tasks, _ = srun("-n2", "--gres=gpu:2", "--gpu-align")
+            self.assertEqual({task.env["CUDA_VISIBLE_DEVICES"] for task in tasks}, {f"{UUIDS[6]},{UUIDS[7]}"})
+            tasks, log = srun("-n2", "--gres=gpu:8", "--gpu-align")
+            self.assertEqual({task.env["CUDA_VISIBLE_DEVICES"] for task in tasks}, {"0,1,2,3,4,5,6,7"})
+            self.assertIn("0000:41:00.0", log)
+
+    def test_a_step_without_gpus_asks_nobody(self):
+        with NodeFile(lambda node: node.update(nvml={"sleep_s": 1000})):
+            before = time.monotonic()
+            done = run("srun", "-n1", "--gpu-align", "true")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertLess(time.monotonic() - before, 1.5)
+
+
+def read(path):
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+if __name__ == "__main__":
+    unittest.main()

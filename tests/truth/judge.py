@@ -1,0 +1,238 @@
+"""What a combination's tasks must be, from the word of Slurm's controller and of the kernel alone."""
+import json
+import re
+from collections import Counter, namedtuple
+from pathlib import Path
+
+from . import axes
+
+# `wrong`: sentences; `unverified`: how many tasks gpu-align said that it cannot be sure of; `refused`: Slurm's words.
+Verdict = namedtuple("Verdict", "tasks wrong unverified refused", defaults=(0, (), 0, None))
+
+# What differs between two runs of the same launch.
+VOLATILE = re.compile(r"SLURM_(JOB_?ID.*|TASK_PID|SRUN_COMM_PORT|STEP_LAUNCHER_PORT|JOB_(START|END)_TIME|HET_JOB_ID.*"
+                      r"|JOB_SLUID|STEP_RESV_PORTS|GTIDS_.*|STEP_?ID|.*COMM_PORT.*)|PPID|_")
+
+
+class Node:
+    """A node file's cards: rank (place in PCI order), minor and UUID of each."""
+
+    def __init__(self, cards):
+        by_bus = sorted(cards, key=lambda card: [int(part, 16) for part in re.split("[:.]", card["pci"])])
+        self.uuids = [card["uuid"] for card in by_bus]
+        self.minors = [card["minor"] for card in by_bus]
+
+    @classmethod
+    def of(cls, gres):
+        file = Path(__file__).resolve().parent.parent / f"nodes/{axes.GRES[gres].node}.json"
+        return cls(json.loads(file.read_text())["cards"])
+
+    def rank(self, uuid):
+        return self.uuids.index(uuid)
+
+    def with_minor(self, minor):
+        return self.uuids[self.minors.index(minor)]
+
+
+class Reading:
+    """What Slurm's positions mean: the gres list, or the ranks that the neighbours live by (design rule 2)."""
+
+    def __init__(self, setting):
+        self.node = Node.of(setting.gres)
+        order = axes.GRES[setting.gres].order
+        self.listed = [self.node.with_minor(minor) for minor in order]
+        ranks = [self.node.rank(uuid) for uuid in self.listed]
+        permuted = ranks != sorted(ranks) and sorted(ranks) == list(range(len(ranks)))
+        self.constrained = setting.constrain == "yes"
+        self.unverified = permuted and not self.constrained
+
+    def cards(self, positions):
+        return [self.node.uuids[p] if self.unverified else self.listed[p] for p in positions]
+
+
+def judge(setting, result):
+    """The verdict on what `play` brought back for one combination."""
+    launch = axes.LAUNCHES[result["launch"]]
+    if result["status"] == "hung":
+        return Verdict(wrong=("it did not end",))
+    if result["status"] != 0 and not result["tasks"]:
+        return refused(result)
+    if len(result["tasks"]) != launch.tasks:
+        return Verdict(wrong=(f"{len(result['tasks'])} of {launch.tasks} tasks spoke: {result['log'].strip()}",))
+    if result["words"] is None:
+        return Verdict(launch.tasks, tuple(plugin_left_off(result)))
+    wrong, unverified = [], 0
+    for step in steps(result):
+        verdict = judge_step(setting, result, step)
+        wrong += verdict.wrong
+        unverified += verdict.unverified
+    return Verdict(launch.tasks, tuple(wrong), unverified)
+
+
+def refused(result):
+    said = [line for line in result["log"].splitlines() if "error" in line]
+    if "gpu-align" in result["log"] or not said:
+        return Verdict(wrong=(f"it was refused: {result['log'].strip()}",))
+    return Verdict(refused=re.sub(r"job \d+|JobId=\S+", "job", said[0]))
+
+
+def plugin_left_off(result):
+    """Without the option, and without the plugin at all, the environment is byte for byte the same."""
+    def environments(run):
+        tasks = sorted(run["tasks"], key=lambda t: (t["env"].get("SLURM_STEP_ID", ""), int(t["env"]["SLURM_PROCID"])))
+        return [{k: v for k, v in task["env"].items() if not VOLATILE.fullmatch(k)} for task in tasks]
+    for ours, slurms in zip(environments(result), environments(result["without"]), strict=True):
+        for name in sorted(ours.keys() | slurms.keys()):
+            if ours.get(name) != slurms.get(name):
+                yield f"without the option {name} is {ours.get(name)!r}, without the plugin {slurms.get(name)!r}"
+    if "gpu-align" in result["log"]:
+        yield "without the option it spoke"
+
+
+def steps(result):
+    """The tasks of each step on each node, in order of local rank."""
+    groups = {}
+    for task in result["tasks"]:
+        groups.setdefault((task["env"].get("SLURM_STEP_ID", "batch"), task["host"]), []).append(task)
+    return [sorted(tasks, key=lambda task: int(task["env"]["SLURM_LOCALID"])) for tasks in groups.values()]
+
+
+def allocation(job, host):
+    """The positions that slurmctld gave the job on a node (`scontrol show job -d`)."""
+    found = re.search(rf"Nodes={host} .*GRES=\S*\(IDX:([\d,-]+)\)", job)
+    if not found:
+        return []
+    ends = (part.partition("-") for part in found[1].split(","))
+    return [p for first, _, last in ends for p in range(int(first), int(last or first) + 1)]
+
+
+def judge_step(setting, result, tasks):
+    reading = Reading(setting)
+    positions = allocation(result["job"], tasks[0]["host"])
+    if not positions:
+        return Verdict(wrong=(f"slurmctld told no allocation: {result['job']}",))
+    held = reading.cards(positions)
+    left = [task for task in tasks if "GPU_ALIGN_CARD" not in task["env"]]
+    if left:
+        return judge_left(setting, result, tasks, left)
+    wrong = [f"local rank {local}: {why}" for local, task in enumerate(tasks)
+             for why in judge_task(reading, result, held, positions, tasks, local)]
+    wrong += judge_log(reading, result, tasks)
+    owners = Counter(task["env"]["GPU_ALIGN_CARD"] for task in tasks)
+    for group in groups(tasks):
+        counts = Counter(task["env"]["GPU_ALIGN_CARD"] for task in group)
+        choice = visible(group[0]) if mode(group[0]) != "single" else list(counts)
+        if max(counts.values()) - min(counts[card] for card in choice) > 1:
+            wrong.append(f"ranks per card: {sorted(counts.values())}")
+    if max(owners.values()) > 1 and not re.search(r"tasks? share \d+ cards?", result["log"]):
+        wrong.append("tasks share a card and the log does not say so")
+    said = "unverified" in result["log"]
+    if said != reading.unverified:
+        wrong.append(f"the log says unverified: {said}, and it should be {reading.unverified}")
+    return Verdict(wrong=tuple(wrong), unverified=len(tasks) * said)
+
+
+def judge_left(setting, result, tasks, left):
+    """Design rule 6 leaves a task alone only where Slurm says nothing and the kernel forbids nothing."""
+    wrong = []
+    if setting.constrain == "yes" or result["launch"] != "none":
+        wrong.append(f"{len(left)} tasks were left as Slurm made them: {result['log'].strip()}")
+    if "stays as Slurm made it" not in result["log"]:
+        wrong.append("tasks were left alone and the log does not say why")
+    if any(task["env"].get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID" for task in tasks):
+        wrong.append("CUDA_DEVICE_ORDER was not forced")
+    return Verdict(wrong=tuple(wrong), unverified=len(left))
+
+
+def visible(task):
+    return task["env"]["GPU_ALIGN_UUIDS"].split(",")
+
+
+def mode(task):
+    return task["env"]["GPU_ALIGN_MODE"]
+
+
+def groups(tasks):
+    """The tasks that share a set of cards: all of the step unless Slurm binds them."""
+    found = {}
+    for task in tasks:
+        key = frozenset(visible(task)) if mode(task) != "single" else task["host"]
+        found.setdefault(key, []).append(task)
+    return list(found.values())
+
+
+def judge_task(reading, result, held, positions, tasks, local):
+    task = tasks[local]
+    env, seen, node = task["env"], visible(task), reading.node
+    cuda = [card["uuid"] for card in task["cuda"]]
+    if cuda != seen:
+        yield f"CUDA opens {cuda} and GPU_ALIGN_UUIDS is {seen} ({task['cuda_error']})"
+    if not set(seen) <= set(held):
+        yield f"it sees {seen} and its job holds {held}"
+    shut = [uuid for uuid in seen if node.minors[node.rank(uuid)] not in task["open"]]
+    if shut:
+        yield f"it cannot open {shut}"
+    form = r"\d+" if result["words"][1] == "index" else r"GPU-[0-9a-f-]{36}"
+    if not all(re.fullmatch(form, entry) for entry in env["CUDA_VISIBLE_DEVICES"].split(",")):
+        yield f"CUDA_VISIBLE_DEVICES is {env['CUDA_VISIBLE_DEVICES']}"
+    if env["GPU_ALIGN_CARD"] not in seen:
+        yield f"its own card {env['GPU_ALIGN_CARD']} is not among {seen}"
+    launch = axes.LAUNCHES[result["launch"]]
+    if launch.per_task:
+        bound = bound_to(reading, result, positions, task)
+        if seen != bound:
+            yield f"Slurm bound it to {bound} and it sees {seen}"
+    elif result["launch"] == "closest":
+        group = next(group for group in groups(tasks) if task in group)
+        if mode(task) != "single" and seen.index(env["GPU_ALIGN_CARD"]) != promised_index(group, task, len(seen)):
+            yield f"its own card is at {seen.index(env['GPU_ALIGN_CARD'])}"
+    else:
+        cards, own = unbound(result["words"][0], reading, held, local, len(tasks))
+        if (seen, env["GPU_ALIGN_CARD"]) != (cards, own):
+            yield f"it sees {seen} with its own {env['GPU_ALIGN_CARD']}; promised were {cards} with {own}"
+
+
+def promised_index(group, task, cards):
+    return 0 if mode(task) == "rotate" else group.index(task) % cards
+
+
+def bound_to(reading, result, positions, task):
+    """The card that Slurm gave a task: what the kernel opens, or else what the task's own variable means."""
+    if result["launch"] == "task-sharing":
+        places = [int(n) for n in task["env"]["SLURM_STEP_GPUS"].split(",")]
+        return reading.cards(positions[place] for place in places)
+    if reading.constrained:
+        return [uuid for uuid in reading.node.uuids
+                if uuid in reading.listed and reading.node.minors[reading.node.rank(uuid)] in task["open"]]
+    return reading.cards(int(n) for n in task["env"]["SLURM_STEP_GPUS"].split(","))
+
+
+def unbound(words, reading, held, local, tasks):
+    """What a mode promises where all of the step's cards are everyone's: (visible, own)."""
+    cards = held if words == "order=slurm" else sorted(held, key=reading.node.rank)
+    if words == "map":
+        cards = [cards[2], cards[0], cards[1]] if len(cards) == 3 else cards
+    many = len(cards)
+    if words == "single":
+        first, last = -(-local * many // tasks), -(-(local + 1) * many // tasks)
+        own = cards[first:last] if tasks < many else [cards[local * many // tasks]]
+        return own, own[0]
+    if words == "rotate":
+        first = local if tasks <= many else local * many // tasks
+        return cards[first:] + cards[:first], cards[first]
+    return cards, cards[local % many]
+
+
+def judge_log(reading, result, tasks):
+    """The block lists each task's own card at its cuda index, by nvidia-smi's number and by UUID."""
+    rows = re.findall(r"^gpu-align: +(\d+) +\d+ +(\d+) +(\d+) +\S+ +\S+ +(GPU-\S+)", result["log"], re.MULTILINE)
+    said = {(int(rank), int(cuda)): (int(card), uuid) for rank, cuda, card, uuid in rows}
+    for task in tasks:
+        env, seen = task["env"], visible(task)
+        rank = int(env["SLURM_PROCID"])
+        own = seen.index(env["GPU_ALIGN_CARD"])
+        shown = range(len(seen)) if mode(task) in ("single", "bound") else [own]
+        for index in shown:
+            expected = (reading.node.rank(seen[index]), seen[index])
+            if said.get((rank, index)) != expected:
+                yield f"rank {rank}: the log says {said.get((rank, index))} at cuda:{index}; CUDA opens {expected}"
