@@ -199,7 +199,7 @@ fn no_case_upsets_a_hook() {
             if too_slow(&played).is_none() {
                 break;
             }
-            std::thread::sleep(Duration::from_millis(pause));
+            std::thread::sleep(pause);
             played = play(&host, &node, &case);
         }
         match complaint(&case, &played).or_else(|| too_slow(&played)) {
@@ -237,7 +237,7 @@ fn in_time<T>(work: impl Fn() -> T) -> Result<T, TestCaseError> {
         if start.elapsed() < DEADLINE {
             return Ok(result);
         }
-        std::thread::sleep(Duration::from_millis(pause));
+        std::thread::sleep(pause);
     }
     Err(TestCaseError::fail("too slow, each time"))
 }
