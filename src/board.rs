@@ -188,11 +188,12 @@ fn caution_code(caution: Option<Caution>) -> u8 {
         None => 0,
         Some(Caution::NotInPciOrder) => 1,
         Some(Caution::UnknownGresList) => 2,
+        Some(Caution::NamedForMps) => 3,
     }
 }
 
 fn caution_of(code: u8) -> Option<Caution> {
-    [Caution::NotInPciOrder, Caution::UnknownGresList]
+    [Caution::NotInPciOrder, Caution::UnknownGresList, Caution::NamedForMps]
         .into_iter()
         .find(|caution| caution_code(Some(*caution)) == code)
 }

@@ -275,8 +275,18 @@ impl Inventory {
         self.cards.iter().position(|card| card.minor == minor)
     }
 
+    /// The device that goes by this name, a slice also by the older spelling
+    /// `MIG-GPU-<card>/<gi>/<ci>`.
     pub fn device_of_uuid(&self, uuid: &Uuid) -> Option<Device> {
-        self.devices().find(|&device| self.uuid(device) == Some(uuid))
+        self.devices().find(|&device| {
+            self.uuid(device) == Some(uuid) || self.older_name(device).as_ref() == Some(uuid)
+        })
+    }
+
+    fn older_name(&self, device: Device) -> Option<Uuid> {
+        let slice = self.slice(device)?;
+        let card = self.card(device).uuid.as_ref()?;
+        Some(Uuid(format!("MIG-{card}/{}/{}", slice.gi, slice.ci)))
     }
 
     /// Whether minors and PCI order name the cards alike.
@@ -330,5 +340,32 @@ mod tests {
             format!("gpu-{id}").parse::<Uuid>().unwrap().as_str(),
             "GPU-00000000-0004-4000-8000-00000000000a"
         );
+    }
+
+    #[test]
+    fn a_slice_is_found_by_either_name() {
+        let id = "00000000-0004-4000-8000-000000000000";
+        let slice = Slice {
+            uuid: format!("MIG-{id}").parse().unwrap(),
+            gi: 7,
+            ci: 0,
+            profile: "1g.10gb".into(),
+            cap_minors: [66, 67],
+        };
+        let card = Card {
+            pci: pci("0000:01:00.0"),
+            minor: Minor(0),
+            uuid: format!("GPU-{id}").parse().ok(),
+            model: String::new(),
+            numa: None,
+            slices: vec![slice],
+        };
+        let inventory = Inventory::new(vec![card]);
+        let found = |name: String| inventory.device_of_uuid(&name.parse().unwrap());
+        let device = Some(Device { card: 0, slice: Some(0) });
+        assert_eq!(found(format!("MIG-{id}")), device);
+        assert_eq!(found(format!("MIG-GPU-{id}/7/0")), device);
+        assert_eq!(found(format!("MIG-GPU-{id}/8/0")), None);
+        assert_eq!(found(format!("GPU-{id}")), None);
     }
 }

@@ -6,7 +6,7 @@ use crate::align::Doubt;
 use crate::align::allotment::{Caution, Facts, Reading, allotment};
 use crate::align::order::ordered;
 use crate::align::plan::{self, Layout, Plan, Turn, cuda_visible_devices};
-use crate::align::policy::Policy;
+use crate::align::policy::{Ids, Policy};
 use crate::board::MAX_DEVICES;
 use crate::device::{Device, Inventory};
 use crate::slurm::step::{Said, task_numbers, task_uuids};
@@ -101,28 +101,39 @@ impl Step {
         let ordered = ordered(&allotment, &self.policy.order, inventory)?;
         let layout = Layout::of(self.policy.mode, allotment.bound);
         let plan = plan::plan(layout, &ordered, turn);
-        let variables = self.variables(&plan, reach, inventory)?;
-        Ok(Some(Decision { plan, caution: allotment.caution, variables }))
+        let mps = under_mps(&env) && self.policy.ids == Ids::Index;
+        let ids = if mps { Ids::Uuid } else { self.policy.ids };
+        let variables = variables(&plan, ids, reach, inventory)?;
+        let caution = allotment.caution.or(mps.then_some(Caution::NamedForMps));
+        Ok(Some(Decision { plan, caution, variables }))
     }
+}
 
-    fn variables(
-        &self,
-        plan: &Plan,
-        reach: &[Device],
-        inventory: &Inventory,
-    ) -> Result<Vec<(&'static str, String)>, Doubt> {
-        let uuid = |device: &Device| plan::uuid(*device, inventory);
-        let uuids: Vec<String> = plan.visible.iter().map(uuid).collect::<Result<_, _>>()?;
-        let visible = cuda_visible_devices(&plan.visible, self.policy.ids, reach, inventory)?;
-        let mut variables = doubtful_variables();
-        variables.extend([
-            ("CUDA_VISIBLE_DEVICES", visible),
-            ("GPU_ALIGN_MODE", plan.layout.to_string()),
-            ("GPU_ALIGN_CARD", uuids[plan.own].clone()),
-            ("GPU_ALIGN_UUIDS", uuids.join(",")),
-        ]);
-        Ok(variables)
-    }
+/// A daemon that was started with a list offers its clients the cards counted
+/// anew from 0; only UUIDs mean the same to both.
+fn under_mps(env: impl Fn(&str) -> Option<String>) -> bool {
+    ["CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]
+        .iter()
+        .any(|name| env(name).is_some_and(|value| !value.is_empty()))
+}
+
+fn variables(
+    plan: &Plan,
+    ids: Ids,
+    reach: &[Device],
+    inventory: &Inventory,
+) -> Result<Vec<(&'static str, String)>, Doubt> {
+    let uuid = |device: &Device| plan::uuid(*device, inventory);
+    let uuids: Vec<String> = plan.visible.iter().map(uuid).collect::<Result<_, _>>()?;
+    let visible = cuda_visible_devices(&plan.visible, ids, reach, inventory)?;
+    let mut variables = doubtful_variables();
+    variables.extend([
+        ("CUDA_VISIBLE_DEVICES", visible),
+        ("GPU_ALIGN_MODE", plan.layout.to_string()),
+        ("GPU_ALIGN_CARD", uuids[plan.own].clone()),
+        ("GPU_ALIGN_UUIDS", uuids.join(",")),
+    ]);
+    Ok(variables)
 }
 
 /// What is set even in doubt (rule 6): CUDA's order, and that gpu-align was here.

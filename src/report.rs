@@ -68,6 +68,9 @@ impl fmt::Display for Caution {
                 "unverified: this node does not constrain devices and its gres.conf is not in PCI \
                  order, so Slurm's numbers are read as jobs without gpu-align read them"
             }
+            Caution::NamedForMps => {
+                "an MPS daemon counts its own cards, so CUDA_VISIBLE_DEVICES holds UUIDs, not indices"
+            }
             Caution::UnknownGresList => {
                 "unverified: this node's gres list is not known, so Slurm's numbers are read as \
                  places in PCI order"
@@ -291,11 +294,17 @@ impl Report<'_> {
     fn hint(&self) -> Option<String> {
         let (_, plan) = self.plans().next()?;
         let several = self.plans().count() > 1;
+        let slices = |plan: &Plan| plan.visible.iter().any(|device| device.slice.is_some());
+        if self.plans().any(|(_, plan)| plan.visible.len() > 1 && slices(plan)) {
+            let hint = "before driver 570 a CUDA process uses the first MIG slice of its list only; \
+                        run one task for each slice with --gpu-align=single";
+            return Some(hint.to_owned());
+        }
         match plan.layout {
             Layout::Rotate if several => {
                 Some("every task's own card is its cuda:0, not cuda:LOCAL_RANK".to_owned())
             }
-            Layout::Bound if several && plan.visible.len() == 1 => Some(
+            Layout::Bound if several && plan.visible.len() == 1 && !slices(plan) => Some(
                 "Slurm binds each task to its own card, which is its cuda:0; for cuda:LOCAL_RANK \
                  or peer access ask with --gres=gpu:N and --gpu-align=all instead"
                     .to_owned(),
@@ -314,6 +323,9 @@ impl Report<'_> {
             numa: Option<u32>,
             uuid: String,
             model: &'a str,
+            /// A slice's, like `1g.10gb`.
+            #[serde(skip_serializing_if = "Option::is_none")]
+            profile: Option<&'a str>,
         }
         #[derive(Serialize)]
         struct Line<'a> {
@@ -344,6 +356,7 @@ impl Report<'_> {
                 numa: card.numa,
                 uuid: self.name(device),
                 model: &card.model,
+                profile: self.inventory.slice(device).map(|slice| slice.profile.as_str()),
             }
         };
         let line = Line {

@@ -78,6 +78,17 @@ fn no_library_but_the_c_runtime_is_needed() {
     }
 }
 
+/// NVML can hang, and slurmstepd with it: the plugin file does not even know its name.
+#[test]
+fn nothing_of_the_program_is_in_the_plugin() {
+    let bytes = fs::read(plugin_file()).expect("the plugin file");
+    let holds = |text: &str| bytes.windows(text.len()).any(|window| window == text.as_bytes());
+    assert!(holds("gpu_align"), "the reader sees nothing");
+    for name in ["libnvidia-ml", "nvmlInit", "clap_builder"] {
+        assert!(!holds(name), "{name}");
+    }
+}
+
 #[test]
 fn the_release_file_is_small() {
     let release = plugin_file()

@@ -62,6 +62,8 @@ pub enum Caution {
     NotInPciOrder,
     /// Positions were read as ranks because the gres list is not known.
     UnknownGresList,
+    /// `ids=index` was asked for, and an MPS daemon numbers its cards anew.
+    NamedForMps,
 }
 
 /// Decides the allotment; `None` where the step has no devices (rule 8).

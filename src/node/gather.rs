@@ -74,8 +74,8 @@ fn complete(
     };
     answer.map(|said| joined(said, known)).map_err(|silence| {
         format!(
-            "the driver does not name every card and slice, the record {} is not believed \
-             ({disbelief}) and {silence}; let the Prolog run 'gpu-align prolog'",
+            "the driver does not name every card; {} is not believed ({disbelief}) and {silence}; \
+             let the Prolog run 'gpu-align prolog'",
             sources.record.display()
         )
     })
@@ -98,7 +98,7 @@ fn ask_helper(sources: &Sources, now: &Now) -> Result<Vec<Card>, String> {
         return Err(fault.why.chars().filter(|c| !c.is_control()).take(200).collect());
     }
     record::believe(&output.stdout, now)
-        .map_err(|why| format!("{}'s answer is not believed ({why})", sources.helper.display()))
+        .map_err(|why| format!("{}'s answer is not either ({why})", sources.helper.display()))
 }
 
 /// The driver's cards, with the names and slices that only NVML knows.

@@ -95,7 +95,8 @@ class Held:
     """Another job that holds `count` cards, so that positions do not start at 0."""
 
     def __init__(self, count):
-        self.job = subprocess.Popen(["srun", "-n1", f"--gres=gpu:{count}", "--gpu-align=off", "sleep", "1000"],
+        self.job = subprocess.Popen(["srun", "-n1", f"--gres=gpu:{count}", "sleep", "1000"],
+                                    env={**os.environ, "SLURM_GPU_ALIGN": "off"},
                                     stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         wait_for(lambda: run("squeue", "-h", "-t", "R", "-o", "%A").stdout.strip(), "the other job's start")
 
@@ -156,11 +157,16 @@ class NodeFile:
 
 def configure(*lines):
     """Gives slurm.conf these lines, in place of the ones given before."""
+    def idle():
+        return run("sinfo", "-h", "-o", "%T").stdout.strip() == "idle"
+
     path = Path(os.environ["SLURM_CONF"])
     own = path.read_text().partition("# Of the test:\n")[0]
+    # A job that is completing while slurmd reads its configuration again can stay so.
+    wait_for(idle, "the end of all jobs")
     path.write_text(own + "# Of the test:\n" + "".join(f"{line}\n" for line in lines))
     subprocess.run(["scontrol", "reconfigure"], check=True)
-    wait_for(lambda: run("sinfo", "-h", "-o", "%T").stdout.strip() == "idle", "the node's return")
+    wait_for(idle, "the node's return")
 
 
 def drained():

@@ -17,11 +17,13 @@ UUIDS = [f"GPU-00000000-0008-4000-8000-00000000000{rank}" for rank in range(8)]
 RECORD, JOBS = Path("/run/gpu-align/node.json"), Path("/run/gpu-align/jobs")
 BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
+SHIPPED = (f"Prolog={ROOT}/slurm/prolog.d/*", f"Epilog={ROOT}/slurm/epilog.d/*", "PrologFlags=Alloc")
+
 
 def setUpModule():
     global installed
     installed = Installed()
-    configure(f"Prolog={ROOT}/slurm/prolog.d/*", f"Epilog={ROOT}/slurm/epilog.d/*", "PrologFlags=Alloc")
+    configure(*SHIPPED)
 
 
 def tearDownModule():
@@ -29,7 +31,7 @@ def tearDownModule():
 
 
 def prolog(*arguments, **env):
-    return run("gpu-align", "prolog", *arguments, env=env)
+    return run("gpu-align", "prolog", *arguments, env={"SLURMD_NODENAME": "n1", **env})
 
 
 class Shipped(unittest.TestCase):
@@ -84,12 +86,13 @@ class Belief(unittest.TestCase):
     """NVML is silent here: a record that is not believed leaves nobody to ask."""
 
     def setUp(self):
+        RECORD.unlink(missing_ok=True)
         self.assertEqual(prolog().stderr, "")
         self.record = json.loads(RECORD.read_text())
         self.silence = NodeFile(lambda node: node.update(nvml={"fault": "unknown"}))
         self.silence.__enter__()
         self.addCleanup(self.silence.__exit__)
-        # The job's own Prolog would not touch a record while NVML is silent.
+        # While NVML is silent, the job's own Prolog leaves the record as it is.
 
     def launch(self):
         tasks, log = srun("-n2", "--gres=gpu:2", "--gpu-align")
@@ -104,6 +107,7 @@ class Belief(unittest.TestCase):
         self.assertEqual(log.count("\n"), 1, log)
         self.assertIn(why, log)
         self.assertIn("NVML does not start", log)
+        self.assertIn("let the Prolog run", log)
 
     def test_today(self):
         visible, log = self.launch()
@@ -159,10 +163,12 @@ class Faults(unittest.TestCase):
 
     DEADLINE = 2.0
 
+    @classmethod
+    def setUpClass(cls):
+        configure()
+        cls.addClassCleanup(configure, *SHIPPED)
+
     def setUp(self):
-        configure(f"Epilog={ROOT}/slurm/epilog.d/*")
-        self.addCleanup(configure, f"Prolog={ROOT}/slurm/prolog.d/*", f"Epilog={ROOT}/slurm/epilog.d/*",
-                        "PrologFlags=Alloc")
         RECORD.unlink(missing_ok=True)
 
     def launch(self, **trouble):

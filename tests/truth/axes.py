@@ -14,13 +14,15 @@ HELD = (False, True)
 # `lines` of gres.conf, `order`: the minor at each position, `nodes`: the node file.
 Gres = namedtuple("Gres", "node lines order")
 CORES = "NodeName=n[1-2] Name=gpu File=/dev/nvidia[0-3] Cores=0-7\nNodeName=n[1-2] Name=gpu File=/dev/nvidia[4-7] Cores=8-15\n"
+# detect8 is inv8p with all cards near all CPUs: slurmd binds each to the CPUs that it detects, and this machine may
+# not have those.
 GRES = {
     "tidy": Gres("tidy8", CORES, list(range(8))),
     "permuted": Gres("inv8p", CORES, list(range(8))),
     "reversed": Gres("inv8p", "".join(f"NodeName=n[1-2] Name=gpu File=/dev/nvidia{minor}\n" for minor in range(7, -1, -1)),
                      list(range(7, -1, -1))),
     "some": Gres("inv8p", "NodeName=n[1-2] Name=gpu File=/dev/nvidia[0-5]\n", list(range(6))),
-    "autodetect": Gres("inv8p", "AutoDetect=nvidia\n", list(range(8))),
+    "autodetect": Gres("detect8", "AutoDetect=nvidia\n", list(range(8))),
 }
 
 # How a launch is made: `kind` srun, sbatch (a step in a script), batch (the script itself), overlap (two steps at

@@ -11,7 +11,7 @@ Verdict = namedtuple("Verdict", "tasks wrong unverified refused", defaults=(0, (
 
 # What differs between two runs of the same launch.
 VOLATILE = re.compile(r"SLURM_(JOB_?ID.*|TASK_PID|SRUN_COMM_PORT|STEP_LAUNCHER_PORT|JOB_(START|END)_TIME|HET_JOB_ID.*"
-                      r"|STEP_RESV_PORTS|GTIDS_.*|STEP_?ID|.*COMM_PORT.*)|PPID|_")
+                      r"|JOB_SLUID|STEP_RESV_PORTS|GTIDS_.*|STEP_?ID|.*COMM_PORT.*)|PPID|_")
 
 
 class Node:

@@ -60,10 +60,21 @@ fn pages(program: &Command) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
         };
         let mut page = Vec::new();
         let described = command.clone().display_name(name.clone());
-        clap_mangen::Man::new(described).title(name.clone()).render(&mut page)?;
-        pages.push((format!("{name}.1"), page));
+        let source = concat!("gpu-align ", env!("CARGO_PKG_VERSION"));
+        clap_mangen::Man::new(described).title(name.clone()).source(source).render(&mut page)?;
+        pages.push((format!("{name}.1"), as_written(&String::from_utf8(page)?).into_bytes()));
     }
     Ok(pages)
+}
+
+/// Keeps the lines of exit codes and examples, which man would fill.
+fn as_written(page: &str) -> String {
+    const EXTRA: &str = ".SH EXTRA\n";
+    let Some((before, extra)) = page.split_once(EXTRA) else { return page.to_owned() };
+    let end = extra.find("\n.SH ").map_or(extra.len(), |end| end + 1);
+    let (extra, after) = extra.split_at(end);
+    let extra = extra.trim_end();
+    format!("{before}.SH \"EXIT STATUS AND EXAMPLES\"\n.nf\n{extra}\n.fi\n{after}")
 }
 
 fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {

@@ -5,6 +5,7 @@ mod choice;
 mod holders;
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::path::Path;
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use clap::Args;
+use gpu_align::device::Device;
 use regex_lite::Regex;
 
 use crate::inside::env::Env;
@@ -76,7 +78,7 @@ pub struct Pick {
 }
 
 /// Between looks while waiting.
-const PAUSE: Duration = Duration::from_millis(300);
+const PAUSE: Duration = Duration::from_millis(200);
 
 impl Pick {
     pub fn run(self) -> anyhow::Result<ExitCode> {
@@ -98,6 +100,13 @@ impl Pick {
         let holders = Holders::of_this_user(Path::new("/"), &scene.node_name())?;
         let deadline = Instant::now() + self.wait.map_or(Duration::ZERO, |span| span.0);
         loop {
+            // Many may wait: one of them at a time looks, and only if there is a card to have.
+            let last = Instant::now() >= deadline;
+            let turn = if last { None } else { self.turn(&holders, &scene, &allotted)? };
+            if turn.is_none() && !last {
+                thread::sleep(PAUSE);
+                continue;
+            }
             let usage = ask::usage(&scene.env.0);
             let candidates = candidates(&scene, &allotted, &usage);
             let picked = holders.take(holder, |held| {
@@ -106,7 +115,7 @@ impl Pick {
             })?;
             match picked {
                 Ok(picked) => return self.use_them(&scene, &picked, usage.err()),
-                Err(why) if Instant::now() >= deadline => {
+                Err(why) if last => {
                     eprintln!("gpu-align: {why}");
                     let blind =
                         usage.is_err() && (self.min_free.is_some() || self.max_util.is_some());
@@ -115,8 +124,27 @@ impl Pick {
                     }
                     return Ok(ExitCode::from(if blind { 2 } else { 1 }));
                 }
-                Err(_) => thread::sleep(PAUSE),
+                Err(_) => {
+                    drop(turn);
+                    thread::sleep(PAUSE);
+                }
             }
+        }
+    }
+
+    /// The right to look, while enough cards are not held.
+    fn turn(
+        &self,
+        holders: &Holders,
+        scene: &Scene,
+        allotted: &[Device],
+    ) -> anyhow::Result<Option<File>> {
+        let held = holders.held();
+        let uuids = allotted.iter().filter_map(|device| scene.uuid(*device));
+        let free = uuids.filter(|uuid| !held.iter().any(|held| held == uuid.as_str())).count();
+        match free < self.number {
+            true => Ok(None),
+            false => holders.turn(),
         }
     }
 
@@ -156,13 +184,9 @@ fn refuse_in_a_step(scene: &Scene) -> anyhow::Result<()> {
     }
 }
 
-fn candidates(
-    scene: &Scene,
-    allotted: &[gpu_align::device::Device],
-    usage: &Result<Usage, String>,
-) -> Vec<Candidate> {
+fn candidates(scene: &Scene, allotted: &[Device], usage: &Result<Usage, String>) -> Vec<Candidate> {
     let usage = usage.as_ref().ok();
-    let candidate = |&device: &gpu_align::device::Device| {
+    let candidate = |&device: &Device| {
         let card = scene.cards().card(device);
         let uuid = scene.uuid(device)?;
         let used = usage.and_then(|usage| usage.cards.iter().find(|used| used.pci == card.pci));

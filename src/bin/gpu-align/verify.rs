@@ -80,11 +80,14 @@ impl Verify {
                 }
             },
         };
-        let usage = ask::usage(&env.0);
+        let usage = ask::usage(&Env::own().0);
         let scene = gather::scene(env);
         let names = [VISIBLE, ORDER];
         let mut hits = hands::assignments(&hands::shell_files(root, &scene.env), &names);
         hits.extend(hands::task_prolog(&scene.env, &names));
+        if checks::was_changed(&scene) {
+            hits.extend(hands::batch_script(&scene.env, &names).unwrap_or_default());
+        }
         let checks = checks::checks(&Evidence {
             scene: &scene,
             usage: &usage,

@@ -83,7 +83,7 @@ fn what_the_helper_does_not_say_stays_unknown_with_the_reason() {
     for (script, why) in [
         ("exec sleep 1000", "did not answer within 2 s"),
         ("kill -ABRT $$", "was ended by signal 6"),
-        ("exit 2", "answer is not believed (it is not what gpu-align writes"),
+        ("exit 2", "answer is not either (it is not what gpu-align writes"),
         (&format!("echo '{silent}'"), "and NVML is out; let the Prolog run"),
     ] {
         let node = Node::new(UNKNOWN);

@@ -13,6 +13,7 @@ use super::env::Env;
 use super::scene::{ORDER, PCI_ORDER, Scene, VISIBLE, cpu_list, near};
 use crate::ask;
 
+const TO_CUDA: [&str; 3] = [VISIBLE, ORDER, "CUDA_MPS_PIPE_DIRECTORY"];
 const HELPER_PATIENCE: Duration = Duration::from_secs(10);
 
 /// This process's scene under an environment: its own, or that of another
@@ -40,10 +41,16 @@ pub fn quick_scene(env: Env) -> Scene {
     scene
 }
 
+/// Asks CUDA under this process's own environment with what the scene's says
+/// to CUDA: the libraries that another process loads are not ours to load.
 fn ask_cuda(scene: &mut Scene) {
-    scene.cuda = ask::cuda(&scene.env.0);
+    let mut env = Env::own().without(&TO_CUDA);
+    for name in TO_CUDA {
+        env.0.extend(scene.env.owned(name).map(|value| (name.to_owned(), value)));
+    }
+    scene.cuda = ask::cuda(&env.0);
     scene.unfiltered = match scene.env.get(VISIBLE) {
-        Some(_) => ask::cuda(&scene.env.without(&[VISIBLE]).0),
+        Some(_) => ask::cuda(&env.without(&[VISIBLE]).0),
         None => scene.cuda.clone(),
     };
 }

@@ -60,6 +60,18 @@ impl Holders {
         Ok(Ok(picked))
     }
 
+    /// What living processes hold, at this moment.
+    pub fn held(&self) -> Vec<String> {
+        self.living().into_iter().map(|entry| entry.uuid).collect()
+    }
+
+    /// The right to look at the cards, if no other waiting picker has it.
+    pub fn turn(&self) -> anyhow::Result<Option<File>> {
+        let path = self.folder.join(format!("{}.turn", self.node));
+        let file = open(&path).with_context(|| cannot(&path))?;
+        Ok(flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok().then_some(file))
+    }
+
     fn lock(&self) -> anyhow::Result<File> {
         let path = self.folder.join(format!("{}.lock", self.node));
         let file = open(&path).with_context(|| cannot(&path))?;

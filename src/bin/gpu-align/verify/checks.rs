@@ -80,6 +80,17 @@ pub fn checks(evidence: &Evidence) -> Vec<Check> {
     checks
 }
 
+/// Whether CUDA_VISIBLE_DEVICES is no longer what gpu-align made it: it selects
+/// other devices, or its list ends early, which gpu-align's never does.
+pub fn was_changed(scene: &Scene) -> bool {
+    let whole = scene.reading().end == End::Whole;
+    scene.given().is_some_and(|given| !whole || selected(scene) != given)
+}
+
+fn selected(scene: &Scene) -> Vec<Uuid> {
+    scene.selected().iter().filter_map(|device| scene.uuid(*device)).collect()
+}
+
 impl Evidence<'_> {
     /// Whether gpu-align was here at all.
     fn mark(&self) -> Check {
@@ -161,9 +172,8 @@ impl Evidence<'_> {
     fn variable(&self) -> Option<Check> {
         let given = self.scene.given()?;
         let now = self.scene.env.get(VISIBLE);
-        let selected: Vec<Uuid> =
-            self.scene.selected().iter().filter_map(|d| self.scene.uuid(*d)).collect();
-        if selected == given {
+        let selected = selected(self.scene);
+        if !was_changed(self.scene) {
             let text = format!(
                 "CUDA_VISIBLE_DEVICES selects what gpu-align gave: {}",
                 count(given.len(), "device")
