@@ -9,7 +9,7 @@ use crate::align::plan::{self, Layout, Plan, Turn, cuda_visible_devices};
 use crate::align::policy::{Ids, Policy};
 use crate::board::MAX_DEVICES;
 use crate::device::{Device, Inventory};
-use crate::slurm::step::{Said, task_numbers, task_uuids};
+use crate::slurm::step::{Said, first_place, task_numbers, task_uuids};
 
 /// What is known of a step on this node before its tasks start.
 #[derive(Clone, Debug)]
@@ -87,6 +87,7 @@ impl Step {
             step: self.said.positions.as_deref(),
             count: self.said.count,
             task: task.as_deref(),
+            first_place: first_place(&env, local, self.said.positions.iter().flatten().count()),
             named: named.as_deref(),
             reading: self.reading,
         };

@@ -37,6 +37,9 @@ pub struct Facts<'a> {
     /// The numbers that Slurm wrote for this task, if it binds tasks: places
     /// within the step where devices are constrained, else positions.
     pub task: Option<&'a [u32]>,
+    /// The place within the step at which the task's devices begin, where the
+    /// binding tells.
+    pub first_place: Option<usize>,
     /// The devices that Slurm named for this task by UUID instead, if it binds
     /// tasks; `None` for a UUID that the node does not know.
     pub named: Option<&'a Positions>,
@@ -207,7 +210,8 @@ fn unconstrained(facts: &Facts, usable: &[Device], step: &[u32]) -> Result<Decid
         return Ok((bound_by_name(named, &held)?, true, caution));
     }
     let bound = facts.task.filter(|task| task.len() < step.len());
-    let positions = bound.map_or(Ok(step.to_vec()), |task| positions_of(task, step))?;
+    let positions =
+        bound.map_or(Ok(step.to_vec()), |task| positions_of(task, step, facts.first_place))?;
     let mut devices = Vec::new();
     for position in positions {
         let device = device_at(position).ok_or(Doubt::NoSuchCard(position))?;
@@ -221,14 +225,20 @@ fn unconstrained(facts: &Facts, usable: &[Device], step: &[u32]) -> Result<Decid
 }
 
 /// A bound task's numbers, which are positions of the step; or places within it
-/// under `--gres-flags=allow-task-sharing` (seen on 24.11 and 26.05, where they
-/// name another job's cards). Nothing else tells the two apart: numbers that
-/// can be positions are taken for positions.
-fn positions_of(task: &[u32], step: &[u32]) -> Result<Vec<u32>, Doubt> {
-    if task.iter().all(|number| step.contains(number)) {
+/// under `--gres-flags=allow-task-sharing` (seen on 24.11 and 26.05), where they
+/// may name another job's cards, or another task's.
+///
+/// No variable tells the two apart. Numbers that are no positions of the step
+/// are places; so are those that begin at the task's place where the step's
+/// position at that place is another number. The rest are taken for positions.
+fn positions_of(task: &[u32], step: &[u32], first: Option<usize>) -> Result<Vec<u32>, Doubt> {
+    let position_at = |place: &u32| step.get(*place as usize).copied();
+    let at_place = first.zip(task.first().copied()).is_some_and(|(place, number)| {
+        place == number as usize && position_at(&number).is_some_and(|position| position != number)
+    });
+    if !at_place && task.iter().all(|number| step.contains(number)) {
         return Ok(task.to_vec());
     }
-    let position_at = |place: &u32| step.get(*place as usize).copied();
     task.iter().map(|n| position_at(n).ok_or(Doubt::NotTheSteps(*n))).collect()
 }
 
@@ -324,6 +334,7 @@ mod tests {
             step: None,
             count: None,
             task: None,
+            first_place: None,
             named: None,
             reading: Reading::Rank,
         }
@@ -469,6 +480,26 @@ mod tests {
         let task = Facts { step: Some(&[1, 2]), task: Some(&[2]), ..facts(&node, &reach, &list) };
         let allotment = decided(&task);
         assert_eq!((allotment.devices, allotment.bound), (cards(&[2]), true));
+    }
+
+    #[test]
+    fn rule_4_on_an_unconstrained_node_places_are_told_from_positions() {
+        let node = node(&[0, 1, 2, 3]);
+        let (list, reach) = (gres(&node, 0..4), cards(&[0, 1, 2, 3]));
+        let bound_to = |number: u32, first_place| {
+            let task = [number];
+            let step = Facts { step: Some(&[1, 2, 3]), ..facts(&node, &reach, &list) };
+            let bound = decided(&Facts { task: Some(&task), first_place, ..step });
+            assert!(bound.bound);
+            bound.devices
+        };
+        // allow-task-sharing: 0, 1, 2. Without it: 1, 2, 3.
+        for place in 0..3 {
+            assert_eq!(bound_to(place as u32, Some(place)), cards(&[place + 1]));
+            assert_eq!(bound_to(place as u32 + 1, Some(place)), cards(&[place + 1]));
+        }
+        assert_eq!(bound_to(0, None), cards(&[1]));
+        assert_eq!(bound_to(1, None), cards(&[1]));
     }
 
     #[test]

@@ -105,6 +105,26 @@ fn bound_list(env: impl Fn(&str) -> Option<String>) -> Option<String> {
     binds.then(|| env("CUDA_VISIBLE_DEVICES")).flatten()
 }
 
+/// The place within the step at which a task's devices begin, where Slurm hands
+/// them out by local rank: `single:TASKS_PER_GPU` and `per_task:GPUS`. `gpus`:
+/// how many the step holds on this node.
+pub fn first_place(
+    env: impl Fn(&str) -> Option<String>,
+    local: usize,
+    gpus: usize,
+) -> Option<usize> {
+    let binding = env("SLURMD_TRES_BIND")?;
+    let (_, binding) = binding.split_once("gpu:")?;
+    let binding = binding.split('+').next()?;
+    let (kind, number) = binding.strip_prefix("verbose,").unwrap_or(binding).split_once(':')?;
+    let number: usize = number.parse().ok()?;
+    match kind {
+        "single" => local.checked_div(number)?.checked_rem(gpus),
+        "per_task" => local.checked_mul(number),
+        _ => None,
+    }
+}
+
 /// A list of decimals separated by commas; `None` for anything else.
 pub fn numbers(text: &str) -> Option<Vec<u32>> {
     list(text)
@@ -166,6 +186,22 @@ mod tests {
             assert_eq!(numbers(garbage), None, "{garbage}");
         }
         assert_eq!(numbers(&"1,".repeat(100_000)), None);
+    }
+
+    #[test]
+    fn slurm_hands_out_devices_by_local_rank_under_single_and_per_task() {
+        let place = |bind, local| first_place(env(&[("SLURMD_TRES_BIND", bind)]), local, 3);
+        assert_eq!(place("gpu:single:1", 2), Some(2));
+        assert_eq!(place("gres/gpu:single:1", 4), Some(1));
+        assert_eq!(place("gres/gpu:verbose,single:2", 3), Some(1));
+        assert_eq!(place("gres/nic:single:1+gres/gpu:per_task:2", 1), Some(2));
+        for unknown in
+            ["", "gpu:none", "gpu:closest", "gpu:map_gpu:2,0,1", "gpu:single:0", "gpu:single:"]
+        {
+            assert_eq!(place(unknown, 1), None, "{unknown}");
+        }
+        assert_eq!(first_place(env(&[]), 1, 3), None);
+        assert_eq!(first_place(env(&[("SLURMD_TRES_BIND", "gpu:single:1")]), 1, 0), None);
     }
 
     #[test]

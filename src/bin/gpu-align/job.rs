@@ -70,6 +70,7 @@ impl Numbering<'_> {
             step: Some(&[position]),
             count: None,
             task: None,
+            first_place: None,
             named: None,
             reading: Reading::Rank,
         };
