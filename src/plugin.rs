@@ -38,9 +38,9 @@ static PLUGIN: StateCell<Plugin> = StateCell::new(Plugin::idle());
 
 struct Plugin {
     site: Site,
-    /// plugstack.conf was not understood: nothing is done in slurmstepd.
-    disabled: bool,
     option: Option<Words>,
+    /// What plugstack.conf or the option says and this node does not understand.
+    refused: Option<String>,
     /// The step that this slurmstepd runs, if it is to be aligned.
     running: Option<Running>,
 }
@@ -53,25 +53,28 @@ struct Running {
     /// last task is forked, or the stream would never end.
     log: Option<TaskLog>,
     forked: usize,
+    /// slurmstepd's own process; a task is another one.
+    stepd: u32,
 }
 
 impl Plugin {
     const fn idle() -> Plugin {
-        Plugin { site: Site::NOTHING, disabled: false, option: None, running: None }
+        Plugin { site: Site::NOTHING, option: None, refused: None, running: None }
     }
 }
 
 /// In every program, first: the arguments of the line in plugstack.conf.
 pub fn init(spank: &Spank<'_>, arguments: &[String]) -> Outcome {
-    let (site, outcome) = match Site::parse(arguments) {
-        Ok(site) => (Some(site), Outcome::Fine),
-        Err(why) => (None, complain(spank, &why.to_string())),
-    };
-    PLUGIN.with(|plugin| {
-        plugin.disabled = site.is_none();
-        plugin.site = site.unwrap_or(Site::NOTHING);
-    });
-    outcome
+    match Site::parse(arguments) {
+        Ok(site) => {
+            PLUGIN.with(|plugin| plugin.site = site);
+            Outcome::Fine
+        }
+        Err(why) => {
+            PLUGIN.with(|plugin| plugin.refused = Some(why.to_string()));
+            complain(spank, &why.to_string())
+        }
+    }
 }
 
 /// `--gpu-align[=WORDS]` was given; `None` without a value. `remote`: in slurmstepd.
@@ -82,9 +85,17 @@ pub fn option(words: Option<&str>, remote: bool) -> Outcome {
             Outcome::Fine
         }
         Err(why) => {
-            spank::error(&format!("gpu-align: --gpu-align: {why}"));
-            // srun refused it before; a job that got here goes on.
-            if remote { Outcome::Fine } else { Outcome::Refused }
+            let why = format!("--gpu-align: {why}");
+            spank::error(&format!("gpu-align: {why}"));
+            if !remote {
+                return Outcome::Refused;
+            }
+            // A srun of another version took it: a doubt to be said (rule 6).
+            PLUGIN.with(|plugin| {
+                plugin.option = Some(Words::default());
+                plugin.refused = Some(why);
+            });
+            Outcome::Fine
         }
     }
 }
@@ -191,11 +202,11 @@ impl Running {
         };
         let places = plugin.site.default.iter().chain(&words).chain(&plugin.option);
         let policy = Policy::resolve(places);
-        if plugin.disabled || policy.is_off() || kind == Kind::Extern {
+        if policy.is_off() || kind == Kind::Extern {
             return None;
         }
         let said = Said::read(kind, &env);
-        let Gathered { inventory, gap } = match refused {
+        let Gathered { inventory, gap } = match refused.or(plugin.refused.clone()) {
             None => gather(Path::new("/"), &plugin.site.sources(), said.holds_devices()),
             Some(why) => Gathered { inventory: Err(why), gap: None },
         };
@@ -215,7 +226,14 @@ impl Running {
             gap,
         };
         let devices = step.inventory.iter().flat_map(Inventory::devices).collect();
-        Some(Running { step, devices, board: None, log: None, forked: 0 })
+        Some(Running {
+            step,
+            devices,
+            board: None,
+            log: None,
+            forked: 0,
+            stepd: std::process::id(),
+        })
     }
 
     /// Decides for this task, sets its environment and says what it did.
@@ -259,6 +277,10 @@ impl Running {
         }
         self.say(&task);
         let failed = self.step.policy.strict && matches!(task.outcome, Fate::Left(_));
+        if failed && std::process::id() != self.stepd {
+            // Slurm ignores the answer of a plugin that is `optional`.
+            spank::end_task();
+        }
         Some(if failed { Outcome::Refused } else { Outcome::Fine })
     }
 
@@ -311,6 +333,7 @@ impl Running {
             Print::Node => report.block(),
             Print::Task => report.notes(),
             Print::Json => report.json(),
+            Print::Off if self.step.policy.strict => report.doubts(),
             Print::Off => String::new(),
         }
     }

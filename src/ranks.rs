@@ -4,6 +4,8 @@
 //! step leaves `SLURM_LOCALID=0` to everything that is started in it, so under
 //! mpirun every rank would read 0 (field case FC-20).
 
+use crate::slurm::step::tasks_on_node;
+
 /// A local rank and who says so.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalRank {
@@ -46,18 +48,7 @@ pub fn local_rank(env: impl Fn(&str) -> Option<String>) -> Option<LocalRank> {
 pub fn slurm_tasks_here(env: impl Fn(&str) -> Option<String>) -> Option<usize> {
     let node: usize = env("SLURM_NODEID")?.trim().parse().ok()?;
     let list = env("SLURM_STEP_TASKS_PER_NODE")?;
-    let mut first = 0;
-    for part in list.split(',') {
-        let (tasks, nodes) = match part.split_once("(x") {
-            Some((tasks, rest)) => (tasks, rest.strip_suffix(')')?.parse().ok()?),
-            None => (part, 1usize),
-        };
-        if node < first + nodes {
-            return tasks.trim().parse().ok();
-        }
-        first += nodes;
-    }
-    None
+    tasks_on_node(&list, node)
 }
 
 #[cfg(test)]

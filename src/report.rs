@@ -105,10 +105,18 @@ impl Report<'_> {
         bounded(text, MAX_NOTES)
     }
 
-    /// `print=json`: one object a line, one line a task.
+    /// Why tasks were left alone, for `strict`, where it ends them.
+    pub fn doubts(&self) -> String {
+        let mut text = String::new();
+        self.push_doubts(&mut text);
+        bounded(text, MAX_NOTES)
+    }
+
+    /// `print=json`: one object a line, one line a task, then one a note.
     pub fn json(&self) -> String {
         let mut text = String::new();
-        for line in self.tasks.iter().filter_map(|task| self.json_line(task)) {
+        let tasks = self.tasks.iter().filter_map(|task| self.json_line(task));
+        for line in tasks.chain(self.notes_said().iter().map(|note| self.json_note(note))) {
             text = text + &line + "\n";
             if text.len() > MAX_BYTES {
                 break;
@@ -156,7 +164,7 @@ impl Report<'_> {
             self.plans().flat_map(|(_, plan)| plan.visible.iter().copied()).collect();
         devices.sort();
         devices.dedup();
-        let kind = if devices.iter().all(|d| d.slice.is_none()) { "card" } else { "device" };
+        let kind = kind_of(&devices);
         let order = match &self.policy.order {
             Order::Map(_) => "map".to_owned(),
             order => order.to_string(),
@@ -180,6 +188,7 @@ impl Report<'_> {
         };
         let shown = match plan.layout {
             Layout::Bound => 0..plan.visible.len(),
+            Layout::All if self.lists_differ() => 0..plan.visible.len(),
             _ => plan.own..plan.own + plan.own_count,
         };
         for cuda in shown {
@@ -188,13 +197,20 @@ impl Report<'_> {
         }
     }
 
+    /// Whether Slurm's binding shows in what the tasks see, though all of it was asked for.
+    fn lists_differ(&self) -> bool {
+        let mut lists = self.plans().map(|(_, plan)| &plan.visible);
+        lists.next().is_some_and(|first| lists.any(|list| list != first))
+    }
+
     /// Where every task sees the same list, the devices that are nobody's own.
     fn unowned_rows(&self, rows: &mut Vec<Row>) {
-        let mut plans = self.plans().map(|(_, plan)| plan);
-        let Some(first) = plans.next().filter(|plan| plan.layout == Layout::All) else {
+        let Some(first) =
+            self.plans().map(|(_, plan)| plan).next().filter(|plan| plan.layout == Layout::All)
+        else {
             return;
         };
-        if plans.any(|plan| plan.visible != first.visible) {
+        if self.lists_differ() {
             return;
         }
         for (cuda, &device) in first.visible.iter().enumerate() {
@@ -228,6 +244,14 @@ impl Report<'_> {
     }
 
     fn push_notes(&self, text: &mut String) {
+        for note in self.notes_said() {
+            push_line(text, &format!("  {note}"));
+        }
+        self.push_doubts(text);
+    }
+
+    /// Sharing, hints, cautions and replaced orders, each once.
+    fn notes_said(&self) -> Vec<String> {
         let hints = [self.sharing(), self.hint()];
         let cautions = self.tasks.iter().filter_map(|task| task.caution).map(|c| c.to_string());
         let orders = self
@@ -238,10 +262,13 @@ impl Report<'_> {
         let mut said: Vec<String> = Vec::new();
         for note in hints.into_iter().flatten().chain(cautions).chain(orders) {
             if !said.contains(&note) {
-                push_line(text, &format!("  {note}"));
                 said.push(note);
             }
         }
+        said
+    }
+
+    fn push_doubts(&self, text: &mut String) {
         for (why, locals) in self.left() {
             let who = match locals.len() == self.tasks.len() {
                 true => String::new(),
@@ -285,7 +312,7 @@ impl Report<'_> {
             format!(
                 "{} share {}: {}",
                 count(tasks, "task"),
-                count(tasks_of.len(), "card"),
+                count(tasks_of.len(), kind_of(tasks_of.keys())),
                 share(most)
             )
         })
@@ -300,17 +327,27 @@ impl Report<'_> {
                         run one task for each slice with --gpu-align=single";
             return Some(hint.to_owned());
         }
+        let bound =
+            plan.layout == Layout::Bound || (plan.layout == Layout::All && self.lists_differ());
         match plan.layout {
             Layout::Rotate if several => {
                 Some("every task's own card is its cuda:0, not cuda:LOCAL_RANK".to_owned())
             }
-            Layout::Bound if several && plan.visible.len() == 1 && !slices(plan) => Some(
+            _ if bound && several && plan.visible.len() == 1 && !slices(plan) => Some(
                 "Slurm binds each task to its own card, which is its cuda:0; for cuda:LOCAL_RANK \
                  or peer access ask with --gres=gpu:N and --gpu-align=all instead"
                     .to_owned(),
             ),
             _ => None,
         }
+    }
+
+    fn json_note(&self, note: &str) -> String {
+        let version = env!("CARGO_PKG_VERSION");
+        serde_json::json!({
+            "gpu_align": version, "node": self.node, "step": self.step, "note": note
+        })
+        .to_string()
     }
 
     fn json_line(&self, task: &Task) -> Option<String> {
@@ -374,6 +411,14 @@ impl Report<'_> {
             caution: task.caution.map(|c| c.to_string()),
         };
         serde_json::to_string(&line).ok()
+    }
+}
+
+/// What several devices are called together.
+fn kind_of<'a>(devices: impl IntoIterator<Item = &'a Device>) -> &'static str {
+    match devices.into_iter().all(|device| device.slice.is_none()) {
+        true => "card",
+        false => "device",
     }
 }
 

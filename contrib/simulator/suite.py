@@ -61,6 +61,8 @@ def _mirror():
     """Where this machine's apt fetches Debian from, so that a local mirror is used; else Debian's own."""
     targets = _answers("apt-get", "indextargets", "--format", "$(ORIGIN) $(LABEL) $(REPO_URI)", "Created-By: Packages")
     mirrors = [line.split()[-1] for line in targets.splitlines() if line.startswith("Debian Debian ")]
+    # debootstrap does not know apt's other methods, as cloud images' mirror+file.
+    mirrors = [mirror for mirror in mirrors if mirror.startswith(("http://", "https://", "file:"))]
     return mirrors[0] if mirrors else "http://deb.debian.org/debian/"
 
 

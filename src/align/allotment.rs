@@ -150,6 +150,8 @@ fn constrained(facts: &Facts, usable: Vec<Device>, given: usize) -> Result<Decid
             let (devices, caution) = bound_by_variable(facts, &usable, task)?;
             Ok((devices, true, caution))
         }
+        // Slurm bound it to more than it can open: one of its own is lost.
+        Some(task) if task.len() > usable.len() => Err(missing(facts, &usable, given)),
         // A task that is bound to all of the step's devices is not bound.
         _ if usable.is_empty() => Err(missing(facts, &usable, given)),
         _ => Ok((usable, bound_by_kernel, None)),
@@ -440,6 +442,15 @@ mod tests {
         let (list, reach) = (gres(&node, 0..4), cards(&[0, 1, 2]));
         let step = Facts { step: Some(&[0, 1, 3]), ..facts(&node, &reach, &list) };
         assert_eq!(allotment(&step), Err(Doubt::NoSuchCard(3)));
+    }
+
+    #[test]
+    fn rule_3_a_bound_task_that_lost_one_of_its_cards_is_in_doubt() {
+        let node = node(&[0, 1, 2, 3]);
+        let (list, reach) = (gres(&node, 0..4), cards(&[2]));
+        let task =
+            Facts { step: Some(&[0, 1, 2, 3]), task: Some(&[0, 1]), ..facts(&node, &reach, &list) };
+        assert!(allotment(&task).is_err());
     }
 
     #[test]

@@ -18,11 +18,13 @@ pub fn candidates(name: &str) -> Vec<PathBuf> {
     beside.into_iter().chain(usual).map(|folder| folder.join(name)).collect()
 }
 
-/// The gres list, from the site's own path or the first gres.conf that can be read.
+/// The gres list, from the site's own path or the first gres.conf that is there.
+/// One that cannot be understood hides the others: they are not slurmd's.
 pub fn gres_list(own: Option<&Path>, node: &str, inventory: &Inventory) -> Option<GresList> {
     let usual = candidates("gres.conf");
     let mut paths = own.into_iter().chain(usual.iter().map(PathBuf::as_path));
-    paths.find_map(|path| GresList::read(path, node, Path::new("/"), inventory).ok())
+    let path = paths.find(|path| path.exists())?;
+    GresList::read(path, node, Path::new("/"), inventory).ok()
 }
 
 /// Whether a cgroup.conf says `ConstrainDevices=yes`.

@@ -33,6 +33,13 @@ pub use shared::{SharedPlain, SharedSlots, SharedText};
 pub use state::StateCell;
 pub use task_log::TaskLog;
 
+/// Ends the task that this hook runs in, before its program starts, with status 1. Only for a
+/// forked task: none of slurmstepd's own clean-up runs.
+pub fn end_task() -> ! {
+    // SAFETY: _exit takes any status and never comes back.
+    unsafe { libc::_exit(1) }
+}
+
 /// What a hook answers to Slurm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {

@@ -14,6 +14,10 @@ VOLATILE = re.compile(r"SLURM_(JOB_?ID.*|TASK_PID|SRUN_COMM_PORT|STEP_LAUNCHER_P
                       r"|JOB_SLUID|STEP_RESV_PORTS|GTIDS_.*|STEP_?ID|.*COMM_PORT.*)|PPID|_")
 
 
+# What releases say of options that they do not know yet.
+REFUSALS = r"(srun|sbatch): error: Invalid --gres-flags specification"
+
+
 class Node:
     """A node file's cards: rank (place in PCI order), minor and UUID of each."""
 
@@ -70,10 +74,11 @@ def judge(setting, result):
 
 
 def refused(result):
-    said = [line for line in result["log"].splitlines() if "error" in line]
-    if "gpu-align" in result["log"] or not said:
-        return Verdict(wrong=(f"it was refused: {result['log'].strip()}",))
-    return Verdict(refused=re.sub(r"job \d+|JobId=\S+", "job", said[0]))
+    """Slurm's own refusals are known; a launch that fails with other words is wrong."""
+    for line in result["log"].splitlines():
+        if re.fullmatch(REFUSALS, line):
+            return Verdict(refused=line)
+    return Verdict(wrong=(f"it failed: {result['log'].strip()}",))
 
 
 def plugin_left_off(result):
