@@ -30,7 +30,8 @@ all:
 install:
 	@test -f target/release/libgpu_align.so || { echo "gpu-align is not built: run \`make\` first." >&2; exit 1; }
 	$(INSTALL) -D -m 755 target/release/libgpu_align.so "$(DESTDIR)$(PLUGINDIR)/spank_gpu_align.so"
-	if [ -f $(program) ]; then $(INSTALL) -D -m 755 $(program) "$(DESTDIR)$(PREFIX)/bin/gpu-align"; fi
+	if [ -f $(program) ]; then $(INSTALL) -D -m 755 $(program) "$(DESTDIR)$(PREFIX)/bin/gpu-align" && \
+		$(program) generate "$(DESTDIR)$(PREFIX)/share"; fi
 	cd slurm && find . -type f -exec $(INSTALL) -D -m 644 '{}' "$(share)/{}" \;
 	chmod 755 "$(share)/prolog.d/50-gpu-align" "$(share)/epilog.d/50-gpu-align" "$(share)/taskprolog.gpu-align"
 	sed -i 's|^optional spank_gpu_align.so|optional $(PLUGINDIR)/spank_gpu_align.so helper=$(PREFIX)/bin/gpu-align|' \

@@ -4,7 +4,7 @@
 //! before it forks ([`init_post_opt`]); each task asks the kernel and decides
 //! for itself, last thing before its program starts ([`task_init`]).
 
-use std::ffi::CString;
+use std::ffi::{CString, NulError};
 use std::path::Path;
 use std::time::Duration;
 
@@ -18,7 +18,9 @@ use crate::report::{MAX_BYTES, Outcome as Fate, Report, Task, bounded};
 use crate::slurm::files;
 use crate::slurm::plugstack::Site;
 use crate::slurm::step::{self, Kind, Said};
-use crate::spank::{self, Context, Outcome, SharedSlots, Spank, SpankError, StateCell, TaskLog};
+use crate::spank::{
+    self, Context, Outcome, SetenvRoom, SharedSlots, Spank, SpankError, StateCell, TaskLog,
+};
 
 /// How long a task waits for its siblings where they share a set of devices.
 const PATIENCE: Duration = Duration::from_millis(250);
@@ -218,6 +220,7 @@ impl Running {
 
     /// Decides for this task, sets its environment and says what it did.
     fn align(&self, spank: &Spank<'_>) -> Option<Outcome> {
+        let room = SetenvRoom::new();
         let local = spank.task_id().ok()?;
         let env = environment(spank);
         let reached = self.step.inventory.as_ref().map(|known| reach(known, may_open));
@@ -241,13 +244,13 @@ impl Running {
             Ok(None) => {}
             Ok(Some(decision)) => {
                 task.caution = decision.caution;
-                task.outcome = match set(spank, &decision.variables) {
+                task.outcome = match set(spank, decision.variables, room) {
                     Ok(()) => Fate::Aligned(decision.plan),
                     Err(why) => Fate::Left(why),
                 };
             }
             Err(why) => {
-                let why = set(spank, &launch::doubtful_variables()).err().unwrap_or(why);
+                let why = set(spank, launch::doubtful_variables(), room).err().unwrap_or(why);
                 task.outcome = Fate::Left(why);
             }
         }
@@ -324,12 +327,21 @@ impl Running {
     }
 }
 
-fn set(spank: &Spank<'_>, variables: &[(&'static str, String)]) -> Result<(), String> {
-    for (name, value) in variables {
-        let c_name = CString::new(*name).map_err(|why| why.to_string())?;
-        spank
-            .setenv(&c_name, value)
-            .map_err(|why| format!("{name} could not be set ({why}); ask the admin"))?;
+fn set(
+    spank: &Spank<'_>,
+    variables: Vec<(&'static str, String)>,
+    room: SetenvRoom,
+) -> Result<(), String> {
+    let variables = variables
+        .into_iter()
+        .map(|(name, value)| Ok((CString::new(name)?, CString::new(value)?)))
+        .collect::<Result<Vec<_>, NulError>>()
+        .map_err(|why| why.to_string())?;
+    drop(room);
+    for (name, value) in &variables {
+        spank.setenv(name, value).map_err(|why| {
+            format!("{} could not be set ({why}); ask the admin", name.to_string_lossy())
+        })?;
     }
     Ok(())
 }

@@ -34,12 +34,6 @@ pub enum SpankError {
         /// The longest value that is read.
         limit: usize,
     },
-    /// A value for Slurm holds a NUL byte, which C cannot carry.
-    #[error("the value for {name} holds a NUL byte")]
-    Nul {
-        /// The variable.
-        name: String,
-    },
 }
 
 impl SpankError {

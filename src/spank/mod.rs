@@ -27,7 +27,7 @@ mod state;
 mod task_log;
 
 pub use calls::SpankError;
-pub use handle::{Context, Spank, debug, error, log};
+pub use handle::{Context, SetenvRoom, Spank, debug, error, log};
 pub use release::supports;
 pub use shared::{SharedPlain, SharedSlots, SharedText};
 pub use state::StateCell;
