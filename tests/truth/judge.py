@@ -194,7 +194,7 @@ def judge_task(reading, result, held, positions, tasks, local):
     if cuda != seen:
         yield f"CUDA opens {cuda} and GPU_ALIGN_UUIDS is {seen} ({task['cuda_error']})"
     if not set(seen) <= set(held):
-        yield f"it sees {seen} and its job holds {held}"
+        yield f"it sees {seen} and its step holds {held}"
     shut = [uuid for uuid in seen if node.minors[node.rank(uuid)] not in task["open"]]
     if shut:
         yield f"it cannot open {shut}"
