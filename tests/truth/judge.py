@@ -209,7 +209,7 @@ def judge_task(reading, result, held, positions, tasks, local):
         bound = [bound_to(reading, result, positions, other) for other in tasks]
         peers = [other for other, cards in enumerate(bound) if set(cards) == set(bound[local])]
         given, turn, of = bound[local], peers.index(local), len(peers)
-    promised = laid_out(result["words"][0], reading, given, turn, of)
+    promised = laid_out(result, reading, given, turn, of)
     if (seen, env["GPU_ALIGN_CARD"]) != promised:
         yield f"it sees {seen} with its own {env['GPU_ALIGN_CARD']}; promised were {promised[0]} with {promised[1]}"
 
@@ -227,12 +227,14 @@ def bound_to(reading, result, positions, task):
     return reading.cards(int(n) for n in task["env"]["SLURM_STEP_GPUS"].split(","))
 
 
-def laid_out(words, reading, held, local, tasks):
+def laid_out(result, reading, held, local, tasks):
     """What a mode promises to one of the tasks that hold the same cards: (visible, own)."""
+    words = result["words"][0]
     by_position = reading.node.uuids if reading.unverified else reading.listed
     cards = sorted(held, key=by_position.index if words == "order=slurm" else reading.node.rank)
     if words == "map":
-        cards = [cards[2], cards[0], cards[1]] if len(cards) == 3 else cards
+        first = [cards[place] for place in axes.places(result["launch"])]
+        cards = first + [card for card in cards if card not in first]
     many = len(cards)
     if words == "single":
         first, last = -(-local * many // tasks), -(-(local + 1) * many // tasks)
