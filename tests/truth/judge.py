@@ -106,47 +106,69 @@ def steps(result):
     return [sorted(tasks, key=lambda task: int(task["env"]["SLURM_LOCALID"])) for tasks in groups.values()]
 
 
-def allocation(job, host):
-    """The positions that slurmctld gave the job on a node (`scontrol show job -d`)."""
-    found = re.search(rf"Nodes={host} .*GRES=\S*\(IDX:([\d,-]+)\)", job)
-    if not found:
-        return []
-    ends = (part.partition("-") for part in found[1].split(","))
+def positions_in(text):
+    """"0,3-5" → 0, 3, 4, 5."""
+    ends = (part.partition("-") for part in text.split(","))
     return [p for first, _, last in ends for p in range(int(first), int(last or first) + 1)]
+
+
+def allocation(result, task):
+    """The positions that slurmctld gave the task's job on its node, and of these the step's."""
+    found = re.search(rf"Nodes={task['host']} .*GRES=\S*\(IDX:([\d,-]+)\)", result["job"])
+    job = positions_in(found[1]) if found else []
+    if axes.LAUNCHES[result["launch"]].kind in ("batch", "het"):
+        return job, job
+    step = result["steps"].get(f"{task['env']['SLURM_JOB_ID']}.{task['env']['SLURM_STEP_ID']}")
+    return job, positions_in(step) if step else []
+
+
+def said_of(log, task):
+    """The part of the log that speaks of the task's step on its node."""
+    step = re.escape("batch" if task["env"].get("SLURM_STEP_ID", "-5") == "-5" else task["env"]["SLURM_STEP_ID"])
+    header = re.compile(r"^gpu-align: (\S+) step \d+\.([^:]+): ", re.MULTILINE)
+    starts = list(header.finditer(log))
+    ends = [match.start() for match in starts[1:]] + [len(log)]
+    return "".join(log[match.start():end] for match, end in zip(starts, ends)
+                   if match[1] == task["host"] and re.fullmatch(step, match[2]))
 
 
 def judge_step(setting, result, tasks):
     reading = Reading(setting)
-    positions = allocation(result["job"], tasks[0]["host"])
-    if not positions:
-        return Verdict(wrong=(f"slurmctld told no allocation: {result['job']}",))
-    held = reading.cards(positions)
+    job, positions = allocation(result, tasks[0])
+    if not positions or not set(positions) <= set(job):
+        return Verdict(wrong=(f"slurmctld gave the step {positions} of the job's {job}: {result['job']}",))
+    log = said_of(result["log"], tasks[0])
     left = [task for task in tasks if "GPU_ALIGN_CARD" not in task["env"]]
     if left:
-        return judge_left(setting, result, tasks, left)
+        return judge_left(setting, result, tasks, left, log)
+    held = reading.cards(positions)
     wrong = [f"local rank {local}: {why}" for local, task in enumerate(tasks)
              for why in judge_task(reading, result, held, positions, tasks, local)]
-    wrong += judge_log(reading, result, tasks)
+    wrong += judge_log(reading, log, tasks)
     owners = Counter(task["env"]["GPU_ALIGN_CARD"] for task in tasks)
     for group in groups(tasks):
         counts = Counter(task["env"]["GPU_ALIGN_CARD"] for task in group)
         choice = visible(group[0]) if mode(group[0]) != "single" else list(counts)
         if max(counts.values()) - min(counts[card] for card in choice) > 1:
             wrong.append(f"ranks per card: {sorted(counts.values())}")
-    if max(owners.values()) > 1 and not re.search(r"tasks? share \d+ cards?", result["log"]):
-        wrong.append("tasks share a card and the log does not say so")
-    said = "unverified" in result["log"]
+    shared, said = max(owners.values()) > 1, bool(re.search(r"tasks share \d+ cards?:", log))
+    if shared != said:
+        wrong.append(f"tasks share a card: {shared}, and the log says so: {said}")
+    said = "unverified" in log
     if said != reading.unverified:
         wrong.append(f"the log says unverified: {said}, and it should be {reading.unverified}")
+    if "gpu-align" in result["out"]:
+        wrong.append(f"it wrote to stdout: {result['out']}")
     return Verdict(wrong=tuple(wrong), unverified=len(tasks) * said)
 
 
-def judge_left(setting, result, tasks, left):
+def judge_left(setting, result, tasks, left, log):
     """Design rule 6 leaves a task alone only where Slurm says nothing and the kernel forbids nothing."""
     wrong = []
-    if setting.constrain == "yes" or result["launch"] != "none":
+    told = any("SLURM_STEP_GPUS" in task["env"] for task in left)
+    if setting.constrain == "yes" or result["launch"] != "none" or told:
         wrong.append(f"{len(left)} tasks were left as Slurm made them: {result['log'].strip()}")
-    if "stays as Slurm made it" not in result["log"]:
+    if "stays as Slurm made it" not in log:
         wrong.append("tasks were left alone and the log does not say why")
     if any(task["env"].get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID" for task in tasks):
         wrong.append("CUDA_DEVICE_ORDER was not forced")
@@ -177,7 +199,7 @@ def judge_task(reading, result, held, positions, tasks, local):
     if cuda != seen:
         yield f"CUDA opens {cuda} and GPU_ALIGN_UUIDS is {seen} ({task['cuda_error']})"
     if not set(seen) <= set(held):
-        yield f"it sees {seen} and its job holds {held}"
+        yield f"it sees {seen} and its step holds {held}"
     shut = [uuid for uuid in seen if node.minors[node.rank(uuid)] not in task["open"]]
     if shut:
         yield f"it cannot open {shut}"
@@ -187,27 +209,21 @@ def judge_task(reading, result, held, positions, tasks, local):
     if env["GPU_ALIGN_CARD"] not in seen:
         yield f"its own card {env['GPU_ALIGN_CARD']} is not among {seen}"
     launch = axes.LAUNCHES[result["launch"]]
-    if launch.per_task:
-        bound = bound_to(reading, result, positions, task)
-        if seen != bound:
-            yield f"Slurm bound it to {bound} and it sees {seen}"
-    elif result["launch"] == "closest":
-        group = next(group for group in groups(tasks) if task in group)
-        if mode(task) != "single" and seen.index(env["GPU_ALIGN_CARD"]) != promised_index(group, task, len(seen)):
-            yield f"its own card is at {seen.index(env['GPU_ALIGN_CARD'])}"
-    else:
-        cards, own = unbound(result["words"][0], reading, held, local, len(tasks))
-        if (seen, env["GPU_ALIGN_CARD"]) != (cards, own):
-            yield f"it sees {seen} with its own {env['GPU_ALIGN_CARD']}; promised were {cards} with {own}"
-
-
-def promised_index(group, task, cards):
-    return 0 if mode(task) == "rotate" else group.index(task) % cards
+    given, turn, of = held, local, len(tasks)
+    if launch.per_task or result["launch"] == "closest":
+        bound = [bound_to(reading, result, positions, other) for other in tasks]
+        peers = [other for other, cards in enumerate(bound) if set(cards) == set(bound[local])]
+        given, turn, of = bound[local], peers.index(local), len(peers)
+    promised = laid_out(result, reading, given, turn, of)
+    if (seen, env["GPU_ALIGN_CARD"]) != promised:
+        yield f"it sees {seen} with its own {env['GPU_ALIGN_CARD']}; promised were {promised[0]} with {promised[1]}"
 
 
 def bound_to(reading, result, positions, task):
-    """The card that Slurm gave a task: what the kernel opens, or else what the task's own variable means."""
-    if result["launch"] == "task-sharing":
+    """The cards that Slurm gave a task: what the kernel opens, or else what the task's own variable means."""
+    if len(positions) == 1:
+        return reading.cards(positions)
+    if "sharing" in result["launch"]:
         places = [int(n) for n in task["env"]["SLURM_STEP_GPUS"].split(",")]
         return reading.cards(positions[place] for place in places)
     if reading.constrained:
@@ -216,11 +232,14 @@ def bound_to(reading, result, positions, task):
     return reading.cards(int(n) for n in task["env"]["SLURM_STEP_GPUS"].split(","))
 
 
-def unbound(words, reading, held, local, tasks):
-    """What a mode promises where all of the step's cards are everyone's: (visible, own)."""
-    cards = held if words == "order=slurm" else sorted(held, key=reading.node.rank)
+def laid_out(result, reading, held, local, tasks):
+    """What a mode promises to one of the tasks that hold the same cards: (visible, own)."""
+    words = result["words"][0]
+    by_position = reading.node.uuids if reading.unverified else reading.listed
+    cards = sorted(held, key=by_position.index if words == "order=slurm" else reading.node.rank)
     if words == "map":
-        cards = [cards[2], cards[0], cards[1]] if len(cards) == 3 else cards
+        first = [cards[place] for place in axes.places(result["launch"])]
+        cards = first + [card for card in cards if card not in first]
     many = len(cards)
     if words == "single":
         first, last = -(-local * many // tasks), -(-(local + 1) * many // tasks)
@@ -232,9 +251,9 @@ def unbound(words, reading, held, local, tasks):
     return cards, cards[local % many]
 
 
-def judge_log(reading, result, tasks):
+def judge_log(reading, log, tasks):
     """The block lists each task's own card at its cuda index, by nvidia-smi's number and by UUID."""
-    rows = re.findall(r"^gpu-align: +(\d+) +\d+ +(\d+) +(\d+) +\S+ +\S+ +(GPU-\S+)", result["log"], re.MULTILINE)
+    rows = re.findall(r"^gpu-align: +(\d+) +\d+ +(\d+) +(\d+) +\S+ +\S+ +(GPU-\S+)", log, re.MULTILINE)
     said = {(int(rank), int(cuda)): (int(card), uuid) for rank, cuda, card, uuid in rows}
     for task in tasks:
         env, seen = task["env"], visible(task)

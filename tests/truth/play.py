@@ -6,6 +6,7 @@
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from . import axes
 HERE = Path(__file__).resolve().parent
 PROBE = HERE.parent.parent / "target/release/cuda-probe"
 PLUGSTACK = Path(os.environ.get("SLURM_CONF", "/slurm.conf")).with_name("plugstack.conf")
+CONTROLLER = PLUGSTACK.parent.with_name("log") / "slurmctld.log"
 PATIENCE = 60
 
 
@@ -60,8 +62,9 @@ def play(held, launch, words):
 
 
 def launched(launch, option):
-    """Launches it: {"command", "status", "log", "tasks", "job"}."""
+    """Launches it: {"command", "status", "log", "out", "tasks", "job", "steps"}."""
     how = axes.LAUNCHES[launch]
+    before = CONTROLLER.stat().st_size
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         said = f"{folder}/said"
         witness = f"{HERE}/witness {PROBE} {said}"
@@ -69,12 +72,20 @@ def launched(launch, option):
         try:
             done = subprocess.run(command, shell=True, text=True, capture_output=True, timeout=PATIENCE,
                                   stdin=subprocess.DEVNULL, env=environment())
-            status, words = done.returncode, done.stderr
+            status, words, out = done.returncode, done.stderr, done.stdout
         except subprocess.TimeoutExpired:
             subprocess.run(["scancel", "--user=root"])
-            status, words = "hung", ""
-        return {"command": command, "status": status, "log": words + "".join(log.read_text() for log in Path(folder).glob("log*")),
-                "tasks": [json.loads(line) for line in lines(said)], "job": "\n".join(lines(f"{said}.job"))}
+            status, words, out = "hung", "", ""
+        log = words + "".join(log.read_text() for log in sorted(Path(folder).glob("log*")))
+        return {"command": command, "status": status, "log": log, "out": out, "job": "\n".join(lines(f"{said}.job")),
+                "tasks": [json.loads(line) for line in lines(said)], "steps": allocated(before)}
+
+
+def allocated(before):
+    """What slurmctld gave each step since its log was that long, which `scontrol` does not tell: "12.0" → "3-5"."""
+    with open(CONTROLLER, errors="replace") as log:
+        log.seek(before)
+        return dict(re.findall(r"Step Alloc GRES:\n.*StepId=(\S+) .*\n(?:.*\n)??.*gres_bit_alloc\[0\]:(\S+) of", log.read()))
 
 
 def environment():
@@ -101,8 +112,17 @@ def _batch(arguments, option, witness, folder):
 
 
 def _overlap(arguments, option, witness, folder):
-    steps = [f"srun --overlap {option} {arguments} {witness} 2>{folder}/log.{number} &\n" for number in (1, 2)]
+    steps = [f"srun --overlap {option} {arguments} {witness} 6 2>{folder}/log.{number} &\n" for number in (1, 2)]
     return _script("".join(steps) + "wait\n", arguments, folder)
+
+
+def _apart(arguments, option, witness, folder):
+    gres = ("", "") if "gpus-per-task" in arguments else ("--gres=gpu:1", "--gres=gpu:2")
+    first, second = (f"srun --exact {option} {arguments} -n{number} {gres[number - 1]} {witness} 3 2>{folder}/log.{number}"
+                     for number in (1, 2))
+    wait = f"while [ ! -s {folder}/said ] && kill -0 $first 2>/dev/null; do sleep 0.05; done"
+    return _script(f"{first} &\nfirst=$!\n{wait}\n{second}\nstatus=$?\nwait $first\nexit $status\n",
+                   "-n3 --gres=gpu:3", folder)
 
 
 def _het(arguments, option, witness, _):
@@ -110,7 +130,7 @@ def _het(arguments, option, witness, _):
     return f"srun -w n1 {first} : -w n2 {second}"
 
 
-COMMANDS = {"srun": _srun, "sbatch": _sbatch, "batch": _batch, "overlap": _overlap, "het": _het}
+COMMANDS = {"srun": _srun, "sbatch": _sbatch, "batch": _batch, "overlap": _overlap, "apart": _apart, "het": _het}
 
 
 def lines(file):
