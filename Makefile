@@ -1,4 +1,4 @@
-# make            the plugin: target/release/libgpu_align.so
+# make            the plugin and the program: target/release/libgpu_align.so, gpu-align
 # make install    into $(DESTDIR)$(PREFIX), the plugin into $(DESTDIR)$(PLUGINDIR)
 # make demo       what it does, shown on a private Slurm cluster
 # make check      formatting, lints, unit tests, cluster tests, a sample of the truth matrix
@@ -36,7 +36,7 @@ install:
 	chmod 755 "$(share)/prolog.d/50-gpu-align" "$(share)/epilog.d/50-gpu-align" "$(share)/taskprolog.gpu-align"
 	sed -i 's|^optional spank_gpu_align.so|optional $(PLUGINDIR)/spank_gpu_align.so helper=$(PREFIX)/bin/gpu-align|' \
 		"$(share)/plugstack.conf.d/gpu-align.conf"
-	cd "$(share)" && sed -i 's|/usr/bin/gpu-align|$(PREFIX)/bin/gpu-align|' \
+	cd "$(share)" && sed -i 's|/usr/bin/gpu-align|$(PREFIX)/bin/gpu-align|g' \
 		prolog.d/50-gpu-align epilog.d/50-gpu-align taskprolog.gpu-align gpu-align.service
 
 demo:
