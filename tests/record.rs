@@ -58,9 +58,10 @@ fn a_record_is_whole_whenever_its_writer_is_killed() {
     }
     assert!(found.iter().all(|&times| times > 0), "{found:?}");
     let left: Vec<_> = fs::read_dir(path.parent().unwrap()).unwrap().flatten().collect();
-    assert!(left.len() <= 2, "{left:?}");
+    // The record, the lock, and what the last writer left.
+    assert!(left.len() <= 3, "{left:?}");
     record::write(&path, b"done").unwrap();
-    assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 2);
 }
 
 /// Waits until the writer has replaced the file once.

@@ -216,8 +216,9 @@ pub struct WriteError {
 /// Writes a file that is whole whenever it is there: a temporary one beside it,
 /// synced, then renamed over it; mode 0644.
 ///
-/// Writers take turns by a lock on the folder, so the temporary name is always
-/// the same one and a writer that was killed leaves at most that.
+/// Writers take turns by a lock on a file that is theirs alone (a folder could be
+/// locked by anyone), so the temporary name is always the same one and a writer
+/// that was killed leaves at most that.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
     replace(path, bytes).map_err(|error| WriteError { path: path.into(), error })
 }
@@ -229,7 +230,14 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     };
     DirBuilder::new().recursive(true).mode(0o755).create(parent)?;
     let folder = File::open(parent)?;
-    rustix::fs::flock(&folder, rustix::fs::FlockOperation::LockExclusive)?;
+    let turn = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(parent.join(".lock"))?;
+    rustix::fs::flock(&turn, rustix::fs::FlockOperation::LockExclusive)?;
     let temporary = parent.join(format!(".{name}.new"));
     if let Err(error) = fs::remove_file(&temporary) {
         if error.kind() != io::ErrorKind::NotFound {

@@ -29,6 +29,8 @@ pub enum GresError {
     List { path: PathBuf, line: usize, value: String, source: HostlistError },
     #[error("{} has no File= for this node's GPUs and no AutoDetect; name each card's file, or write AutoDetect=nvml", .0.display())]
     NoFiles(PathBuf),
+    #[error("{}: AutoDetect finds {found} of the {wanted} GPUs that slurm.conf counts; look for a lost card", .conf.display())]
+    CardsGone { conf: PathBuf, wanted: usize, found: usize },
 }
 
 impl GresError {

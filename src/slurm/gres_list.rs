@@ -82,6 +82,7 @@ impl GresList {
     ) -> Result<GresList, GresError> {
         let GresConf { autodetect, records } = GresConf::parse(lines, node)?;
         let known = slurm.is_some();
+        let wanted = slurm.iter().flatten().map(|(_, count)| count).sum();
         let records = match slurm {
             Some(gres) => gres_conf::merged(records, &gres),
             None => records,
@@ -96,6 +97,12 @@ impl GresList {
         list.retain(|entry| entry.file.is_some());
         if list.is_empty() {
             return Err(GresError::NoFiles(source.to_owned()));
+        }
+        // slurmd keeps the list of its start: behind a card that was lost since, today's positions
+        // are not Slurm's.
+        if autodetect != AutoDetect::Off && list.len() < wanted {
+            let conf = source.to_owned();
+            return Err(GresError::CardsGone { conf, wanted, found: list.len() });
         }
         Ok(GresList {
             positions: list.into_iter().map(|entry| entry.position).collect(),

@@ -58,7 +58,7 @@ def judge(setting, result):
     """The verdict on what `play` brought back for one combination."""
     launch = axes.LAUNCHES[result["launch"]]
     if result["status"] == "hung":
-        return Verdict(wrong=("it did not end",))
+        return Verdict(wrong=(f"it did not end: {result['log'].strip()}",))
     if result["status"] != 0 and not result["tasks"]:
         return refused(result)
     if len(result["tasks"]) != launch.tasks:
@@ -90,7 +90,9 @@ def plugin_left_off(result):
         tasks = sorted(run["tasks"], key=lambda t: (t["env"].get("SLURM_STEP_ID", ""), int(t["env"]["SLURM_PROCID"])))
         return [{k: v for k, v in task["env"].items() if not VOLATILE.fullmatch(k) and k != flickers}
                 for task in tasks]
-    for ours, slurms in zip(environments(result), environments(result["without"]), strict=True):
+    if len(result["without"]["tasks"]) != len(result["tasks"]):
+        yield f"without the plugin {len(result['without']['tasks'])} tasks spoke: {result['without']['log'].strip()}"
+    for ours, slurms in zip(environments(result), environments(result["without"]), strict=False):
         for name in sorted(ours.keys() | slurms.keys()):
             if ours.get(name) != slurms.get(name):
                 yield f"without the option {name} is {ours.get(name)!r}, without the plugin {slurms.get(name)!r}"

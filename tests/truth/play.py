@@ -74,8 +74,9 @@ def launched(launch, option):
                                   stdin=subprocess.DEVNULL, env=environment())
             status, words, out = done.returncode, done.stderr, done.stdout
         except subprocess.TimeoutExpired:
-            subprocess.run(["scancel", "--user=root"])
-            status, words, out = "hung", "", ""
+            status, words, out = "hung", text("squeue", "--steps") + "\n" + text("squeue", "-o", "%i %j %T %r"), ""
+            for name in ("witness", "job.sh"):  # not the neighbour
+                subprocess.run(["scancel", f"--name={name}"])
         log = words + "".join(log.read_text() for log in sorted(Path(folder).glob("log*")))
         return {"command": command, "status": status, "log": log, "out": out, "job": "\n".join(lines(f"{said}.job")),
                 "tasks": [json.loads(line) for line in lines(said)], "steps": allocated(before)}

@@ -181,11 +181,18 @@ mod tests {
     }
 
     fn resolved(env: &[(&str, &str)], constrained: bool) -> (JobRecord, Vec<String>) {
-        let inventory = inv8p();
+        resolved_on(&inv8p(), "Name=gpu File=/dev/nvidia[0-7]", env, constrained)
+    }
+
+    fn resolved_on(
+        inventory: &Inventory,
+        gres: &str,
+        env: &[(&str, &str)],
+        constrained: bool,
+    ) -> (JobRecord, Vec<String>) {
         let stat = |file: &str| Some((195, file.trim_start_matches("/dev/nvidia").parse().ok()?));
-        let gres = "Name=gpu File=/dev/nvidia[0-7]";
-        let list = GresList::from_text(gres, "", "n1", &stat, &inventory).unwrap();
-        let numbering = Numbering { inventory: &inventory, list: Some(&list), constrained };
+        let list = GresList::from_text(gres, "", "n1", &stat, inventory).unwrap();
+        let numbering = Numbering { inventory, list: Some(&list), constrained };
         let env = |name: &str| env.iter().find(|(n, _)| *n == name).map(|(_, v)| v.to_string());
         let mut problems = Vec::new();
         let record = JobRecord::of("7".into(), "n1".into(), env, &numbering, &mut problems);
@@ -207,6 +214,30 @@ mod tests {
     fn a_position_is_the_neighbours_rank_where_they_are_not() {
         let (record, _) = resolved(&[("SLURM_JOB_GPUS", "0,5")], false);
         assert_eq!(ranks(&record), [(Some(0), 0), (Some(5), 5)]);
+    }
+
+    #[test]
+    fn fc_04_under_autodetect_a_position_is_the_rank_and_not_the_minor() {
+        for constrained in [true, false] {
+            let env = [("SLURM_JOB_GPUS", "4")];
+            let (record, problems) = resolved_on(&inv8p(), "AutoDetect=nvml", &env, constrained);
+            assert_eq!(ranks(&record), [(Some(4), 4)]);
+            assert!(problems.is_empty());
+        }
+    }
+
+    #[test]
+    fn fc_41_positions_behind_a_lost_card_do_not_shift() {
+        let mut left = inv8p().cards().to_vec();
+        let lost = left.remove(2);
+        assert_eq!(lost.minor, Minor(6));
+        let gres = "Name=gpu File=/dev/nvidia[0-7]";
+        let env = [("SLURM_JOB_GPUS", "3,6,7")];
+        let (record, problems) = resolved_on(&Inventory::new(left), gres, &env, true);
+        let minors: Vec<Minor> = record.cards.iter().map(|card| card.minor).collect();
+        assert_eq!((minors, record.unknown), (vec![Minor(3), Minor(7)], vec![6]));
+        assert_eq!(problems.len(), 1);
+        assert!(problems[0].starts_with("job 7: Slurm's position 6 names no card"));
     }
 
     #[test]

@@ -86,6 +86,17 @@ fn record() -> serde_json::Value {
 }
 
 #[test]
+fn a_folder_that_somebody_holds_locked_holds_no_writer_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let held = File::open(folder.path()).unwrap();
+    rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let (done, finished) = std::sync::mpsc::channel();
+    let path = folder.path().join("node.json");
+    std::thread::spawn(move || done.send(write(&path, b"{}").is_ok()));
+    assert_eq!(finished.recv_timeout(std::time::Duration::from_secs(5)), Ok(true));
+}
+
+#[test]
 fn a_record_of_today_is_believed() {
     let node = Node::new();
     node.write(&record());

@@ -186,6 +186,20 @@ fn files_are_read_from_folders() {
     assert_eq!(device_number(Path::new("/dev/stdin-or-not")), None);
 }
 
+#[test]
+fn fc41_behind_a_lost_card_autodetects_list_of_today_is_not_slurms() {
+    let gres = |count| {
+        let slurm = format!("NodeName=n1 Gres=gpu:{count}");
+        GresList::from_text("AutoDetect=nvml", &slurm, "n1", &dev, &node(&[0, 1, 3]))
+    };
+    assert!(gres(3).is_ok());
+    let error = gres(4).unwrap_err().to_string();
+    assert!(
+        error.ends_with("finds 3 of the 4 GPUs that slurm.conf counts; look for a lost card"),
+        "{error}"
+    );
+}
+
 proptest! {
     #[test]
     fn any_bytes_end_in_a_list_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {

@@ -139,3 +139,50 @@ fn known_parsers_are_told_by_version_and_form() {
     assert_eq!(say(uuid, "torch", "2.11.0+cu130"), None);
     assert_eq!(say(uuid, "ray", "2.9.3"), Some(Level::Warning));
 }
+
+#[test]
+fn fc_24_lost_peer_access_is_a_matter_of_performance() {
+    let env = [
+        ("SLURM_JOB_ID", "12"),
+        ("SLURM_STEP_ID", "0"),
+        ("SLURM_NODEID", "0"),
+        ("SLURM_STEP_TASKS_PER_NODE", "4"),
+        ("SLURMD_TRES_BIND", "gres/gpu:per_task:1"),
+        ("CUDA_VISIBLE_DEVICES", "0"),
+    ];
+    let say = |minors: &[u32]| {
+        let found = findings::findings(&patient(scene(&node("tidy4"), minors, &env)));
+        found.into_iter().find(|finding| finding.why.contains("makes NCCL and MPI slower"))
+    };
+    let finding = say(&[2]).unwrap();
+    assert_eq!(finding.level, Level::Note);
+    assert!(
+        finding.todo.contains("--gpu-align=all") && finding.todo.contains("allow-task-sharing")
+    );
+    assert_eq!(say(&[2, 3]), None);
+}
+
+#[test]
+fn fc_45_persistence_is_what_nvml_says() {
+    let say = |persistence: Option<bool>| {
+        let mut patient = patient(scene(&node("tidy4"), &[2], &[]));
+        let card = patient.scene.cards().cards()[2].clone();
+        let card = CardUse {
+            pci: card.pci,
+            uuid: card.uuid,
+            total: None,
+            free: None,
+            load: None,
+            compute_mode: None,
+            persistence,
+            mig: Some(false),
+            slices: vec![],
+            processes: None,
+        };
+        patient.usage = Ok(Usage { cards: vec![card], ..Usage::default() });
+        let mut found = findings::findings(&patient).into_iter();
+        found.find(|finding| finding.what.contains("persistence")).map(|finding| finding.what)
+    };
+    assert_eq!(say(Some(false)).unwrap(), "card 0000:51:00.0 is not in persistence mode");
+    assert_eq!((say(Some(true)), say(None)), (None, None));
+}

@@ -253,6 +253,39 @@ fn fc_16_two_ranks_on_one_card_are_found_by_their_processes() {
 }
 
 #[test]
+fn fc_25_local_rank_under_rotate_doubles_up_two_cards() {
+    // Rank 2's list starts with card 2; cuda:2 of it is card 0, where rank 0 is.
+    let turned = [U[2], U[3], U[0], U[1]].join(",");
+    let env = [
+        ("SLURM_JOB_ID", "12"),
+        ("SLURM_STEP_ID", "0"),
+        ("SLURM_PROCID", "2"),
+        ("SLURM_LOCALID", "2"),
+        ("SLURM_NODEID", "0"),
+        ("SLURM_STEP_TASKS_PER_NODE", "4"),
+        ("SLURMD_NODENAME", "n1"),
+        ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
+        ("CUDA_VISIBLE_DEVICES", turned.as_str()),
+        ("GPU_ALIGN_VERSION", "0.1.0"),
+        ("GPU_ALIGN_MODE", "rotate"),
+        ("GPU_ALIGN_CARD", U[2]),
+        ("GPU_ALIGN_UUIDS", turned.as_str()),
+    ];
+    let mut case = Case::on(inv4(&[0, 1, 2, 3], &env));
+    case.holders = &[(0, &[100, 102]), (2, &[101, 103])];
+    let says = case.says("sharing");
+    assert!(says.starts_with("WRONG: tasks of step 12.0 hold one card: "), "{says}");
+    for pair in [(0, "rank 0", "rank 2"), (2, "rank 1", "rank 3")] {
+        let card = says.split(U[pair.0]).nth(1).unwrap();
+        let card = card.split(';').next().unwrap();
+        assert!(card.contains(pair.1) && card.contains(pair.2), "{says}");
+    }
+    // Each on its own first device, as rotate is meant.
+    case.holders = &[(0, &[100]), (1, &[101]), (2, &[102]), (3, &[103])];
+    assert!(case.says("sharing").starts_with("ok"), "{}", case.says("sharing"));
+}
+
+#[test]
 fn fc_32_a_process_that_changed_its_own_list_is_found_by_what_it_holds() {
     let mut case = Case::on(task(&[("CUDA_VISIBLE_DEVICES", U[2]), ("GPU_ALIGN_UUIDS", U[2])]));
     case.other = Some((100, "python train.py".into()));
