@@ -62,9 +62,21 @@ fn pages(program: &Command) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
         let described = command.clone().display_name(name.clone());
         let source = concat!("gpu-align ", env!("CARGO_PKG_VERSION"));
         clap_mangen::Man::new(described).title(name.clone()).source(source).render(&mut page)?;
-        pages.push((format!("{name}.1"), as_written(&String::from_utf8(page)?).into_bytes()));
+        let page =
+            with_usage(&String::from_utf8(page)?, &command.clone().render_usage().to_string());
+        pages.push((format!("{name}.1"), as_written(&page).into_bytes()));
     }
     Ok(pages)
+}
+
+/// Puts the usage of `--help` into the synopsis: clap_mangen's own leaves out the values and the
+/// `--` without which the command's options would be read as ours.
+fn with_usage(page: &str, usage: &str) -> String {
+    const SYNOPSIS: &str = ".SH SYNOPSIS\n";
+    let Some((before, synopsis)) = page.split_once(SYNOPSIS) else { return page.to_owned() };
+    let after = synopsis.find("\n.SH ").map_or("", |end| &synopsis[end + 1..]);
+    let usage = usage.trim_start_matches("Usage: ").replace('-', "\\-");
+    format!("{before}{SYNOPSIS}{usage}\n{after}")
 }
 
 /// Keeps the lines of exit codes and examples, which man would fill.
@@ -108,6 +120,9 @@ mod tests {
         assert!(!read("bash-completion/completions/gpu-align").contains("generate"));
         let page = read("man/man1/gpu-align-verify.1");
         assert!(page.contains("Exit status") && page.contains("rank=3,1"));
+        let synopsis =
+            ".SH SYNOPSIS\ngpu\\-align verify [OPTIONS] [\\-\\- <COMMAND>...]\n.SH DESCRIPTION";
+        assert!(page.contains(synopsis), "{page}");
     }
 
     /// The help of every command for users says how it is used and how it ends.
