@@ -196,8 +196,8 @@ class Verify(unittest.TestCase):
             done = bash(f"exec $P verify --expect {expected}", "--gres=gpu:2", *QUIET)
             self.assertEqual(done.returncode, code, (expected, done.stdout))
 
-    def test_four_launchers_whose_workers_meet_on_one_card(self):
-        """accelerate in four Slurm tasks, each of which starts a worker on cuda:0."""
+    def meet(self, tasks, *options):
+        """Tasks whose workers all use the first card of the step; what `verify` says in each, and of its worker."""
         node = json.loads(json.dumps(NODE))
         with open_folder() as folder:
             script = textwrap.dedent(f"""\
@@ -207,23 +207,35 @@ class Verify(unittest.TestCase):
                 SIM_NODE={folder}/node.json $P verify --json > {folder}/$SLURM_PROCID.said
                 SIM_NODE={folder}/node.json $P verify --pid $worker > {folder}/$SLURM_PROCID.other
                 touch {folder}/$SLURM_PROCID.done
-                while [ $(ls {folder} | grep -c done) -lt 4 ]; do sleep 0.05; done
+                while [ $(ls {folder} | grep -c done) -lt {tasks} ]; do sleep 0.05; done
                 kill $worker
                 """)
-            job = subprocess.Popen(["srun", "-n4", "--gres=gpu:3", *QUIET, "bash", "-c", script], env={**os.environ, "P": PROGRAM})
+            job = subprocess.Popen(["srun", f"-n{tasks}", *options, "bash", "-c", script], env={**os.environ, "P": PROGRAM})
             pids = lambda: [int(file.read_text()) for file in Path(folder).glob("*.pid")]
-            wait_for(lambda: len(pids()) == 4, "the workers' start")
+            wait_for(lambda: len(pids()) == tasks, "the workers' start")
             node["cards"][1]["processes"] = [{"pid": pid, "memory": 1 << 30} for pid in pids()]
             Path(folder, "node.tmp").write_text(json.dumps(node))
             os.chmod(Path(folder, "node.tmp"), 0o644)
             os.rename(Path(folder, "node.tmp"), Path(folder, "node.json"))
             self.assertEqual(job.wait(60), 0)
-            for rank in range(4):
-                said, code = checks(Path(folder, f"{rank}.said").read_text())
-                self.assertEqual((code, said["sharing"][0]), (1, "wrong"), said)
-                for other in range(4):
-                    self.assertIn(f"rank {other} (pid ", said["sharing"][1])
-                self.assertIn("holds 0000:31:00.0", Path(folder, f"{rank}.other").read_text())
+            read = lambda rank, what: Path(folder, f"{rank}.{what}").read_text()
+            return [(*checks(read(rank, "said")), read(rank, "other")) for rank in range(tasks)]
+
+    def test_launchers_whose_workers_meet_on_one_card(self):
+        """accelerate in Slurm tasks, each of which starts a worker on cuda:0."""
+        for tasks, mode in ((4, "all"), (3, "single")):
+            for said, code, other in self.meet(tasks, "--gres=gpu:3", f"--gpu-align={mode},print=off"):
+                self.assertEqual((code, said["sharing"][0]), (1, "wrong"), (mode, said))
+                for rank in range(tasks):
+                    self.assertIn(f"rank {rank} (pid ", said["sharing"][1])
+                self.assertIn("holds 0000:31:00.0", other)
+
+    def test_rule_5_two_tasks_on_the_only_card_are_meant(self):
+        for mode in ("all", "rotate", "single", "off"):
+            for said, code, _ in self.meet(2, "--gres=gpu:1", f"--gpu-align={mode},print=off"):
+                self.assertEqual((code, said["sharing"][0]), (0, "note"), (mode, said))
+                self.assertIn("rank 0 (pid ", said["sharing"][1])
+                self.assertIn("there are more tasks than cards", said["sharing"][1])
 
     @unittest.skipUnless(AS_ROOT, "a mount namespace needs root")
     def test_fc_38_a_container_with_half_of_the_device_nodes(self):
@@ -250,7 +262,9 @@ class Verify(unittest.TestCase):
         self.assertEqual([d["uuid"] for d in json.loads(lines[2])["devices"]], [CARD[1]])
 
     def test_another_process_is_checked_by_what_it_was_started_with(self):
-        script = "CUDA_VISIBLE_DEVICES=9 sleep 100 & sleep 0.2; $P verify --json --pid $!; kill $!"
+        # Until the shell's copy has become sleep, /proc shows the shell's environment.
+        started = "until tr '\\0' '\\n' < /proc/$!/environ | grep -qx CUDA_VISIBLE_DEVICES=9; do sleep 0.01; done"
+        script = f"CUDA_VISIBLE_DEVICES=9 sleep 100 & {started}; $P verify --json --pid $!; kill $!"
         said, code = verify(script, "--gres=gpu:2", *QUIET)
         self.assertEqual(code, 1)
         self.assertIn("-> 9; 0 usable cards", said["variable"][1])

@@ -225,6 +225,14 @@ impl Scene {
         ranks::slurm_tasks_here(|name| self.env.owned(name))
     }
 
+    /// How many devices that step holds on this node: as Slurm says, else as many
+    /// as can be opened.
+    pub fn step_devices(&self) -> usize {
+        let said = self.said();
+        let listed = said.positions.map(|positions| positions.len());
+        listed.or(said.count).unwrap_or(self.reach.len())
+    }
+
     /// What could not be looked at, a sentence each.
     pub fn unseen(&self) -> Vec<String> {
         let cuda = match &self.cuda {

@@ -420,16 +420,20 @@ impl Evidence<'_> {
         }
     }
 
-    /// Two tasks of the step on one device, unless gpu-align laid them out so.
+    /// Two tasks of the step on one device, unless that was asked for.
     fn sharing(&self) -> Option<Check> {
         let usage = self.usage.as_ref().ok()?;
         let env = &self.scene.env;
         let (job, step) = (env.get("SLURM_JOB_ID")?, env.get("SLURM_STEP_ID")?);
+        let (tasks, devices) = (self.scene.tasks_here().unwrap_or(1), self.scene.step_devices());
+        // More tasks than devices cannot but share, evenly at best.
+        let fair = tasks.div_ceil(devices.max(1));
+        let bound = self.is_bound_to_one();
         let mut unknown = 0;
-        let mut shared: Vec<String> = Vec::new();
+        let (mut meant, mut wrong) = (Vec::new(), Vec::new());
         for card in self.visible_cards(usage) {
             for (name, holders) in held(card) {
-                let found = on_device(&holders, job, step, self.task_of);
+                let found = on_device(&name, &holders, job, step, self.task_of);
                 unknown += found.unknown.len();
                 if found.ranks.len() > 1 {
                     let rank = |(rank, of): (&String, &Vec<(u32, String)>)| {
@@ -437,23 +441,26 @@ impl Evidence<'_> {
                         format!("rank {rank} (pid {pid}, '{command}')")
                     };
                     let ranks: Vec<String> = found.ranks.iter().map(rank).collect();
+                    let shared =
+                        if bound || found.is_meant(fair) { &mut meant } else { &mut wrong };
                     shared.push(format!("{name}: {}", ranks.join(", ")));
                 }
             }
         }
-        let devices = self.scene.allotted().map(|devices| devices.len()).unwrap_or(0);
-        let more_tasks = self.scene.tasks_here().is_some_and(|tasks| tasks > devices);
-        if !shared.is_empty() {
-            let text = format!("tasks of step {job}.{step} hold one card: {}", shared.join("; "));
-            let (state, end) = match more_tasks && env.get("GPU_ALIGN_MODE") == Some("single") {
-                true => (State::Note, "; there are more tasks than cards"),
-                false => (
-                    State::Wrong,
-                    "; each should use cuda:LOCAL_RANK under --gpu-align=all, or cuda:0 under \
-                     --gpu-align=single",
-                ),
+        let says = |shared: &[String], end: &str| {
+            format!("tasks of step {job}.{step} hold one card: {}; {end}", shared.join("; "))
+        };
+        if !wrong.is_empty() {
+            let end = "each should use cuda:LOCAL_RANK under --gpu-align=all, or cuda:0 under \
+                       --gpu-align=single";
+            return Some(check("sharing", State::Wrong, says(&wrong, end)));
+        }
+        if !meant.is_empty() {
+            let end = match tasks > devices {
+                true => "there are more tasks than cards",
+                false => "it was given to each of them",
             };
-            return Some(check("sharing", state, text + end));
+            return Some(check("sharing", State::Note, says(&meant, end)));
         }
         match unknown {
             0 => Some(check("sharing", State::Fine, "no card is held by two tasks of this step")),
@@ -467,6 +474,13 @@ impl Evidence<'_> {
                 ),
             )),
         }
+    }
+
+    /// Whether the user's own `--gpu-bind` leaves these tasks one device.
+    fn is_bound_to_one(&self) -> bool {
+        let words = ["single:", "map_gpu:", "mask_gpu:"];
+        let binding = self.scene.env.get("SLURMD_TRES_BIND").unwrap_or_default();
+        self.scene.reach.len() == 1 && words.iter().any(|word| binding.contains(word))
     }
 
     fn visible_cards<'a>(&'a self, usage: &'a Usage) -> impl Iterator<Item = &'a CardUse> {

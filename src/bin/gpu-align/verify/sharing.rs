@@ -1,7 +1,7 @@
 //! Which tasks' processes hold which card: NVML's process list, and what each
 //! of those processes was started with.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use crate::inside::env::{Env, command};
@@ -14,6 +14,8 @@ pub struct TaskOf {
     pub step: Option<String>,
     /// The task's rank in its step.
     pub rank: Option<String>,
+    /// The UUID of the device that gpu-align gave it as its own.
+    pub own: Option<String>,
     pub command: String,
 }
 
@@ -25,6 +27,7 @@ impl TaskOf {
             job: env.owned("SLURM_JOB_ID"),
             step: env.owned("SLURM_STEP_ID"),
             rank: env.owned("SLURM_PROCID"),
+            own: env.owned("GPU_ALIGN_CARD"),
             command: command(root, pid).unwrap_or_default(),
         })
     }
@@ -35,6 +38,8 @@ impl TaskOf {
 pub struct OnDevice {
     /// Of this step, by rank: the processes, with what they are.
     pub ranks: BTreeMap<String, Vec<(u32, String)>>,
+    /// Those of them that gpu-align gave this device as their own.
+    pub owners: BTreeSet<String>,
     /// Processes that cannot be told.
     pub unknown: Vec<u32>,
 }
@@ -51,8 +56,19 @@ pub fn held(card: &CardUse) -> Vec<(String, Vec<Holder>)> {
     vec![(name, card.processes.clone().unwrap_or_default())]
 }
 
-/// Sorts a device's processes by the tasks of the step `job`.`step`.
+impl OnDevice {
+    /// Whether its tasks share the device because that was asked for: gpu-align
+    /// gave it to each of them, or no device of the step can hold fewer than
+    /// `fair` tasks, of which it has no more.
+    pub fn is_meant(&self, fair: usize) -> bool {
+        self.ranks.len() <= fair || self.ranks.len() == self.owners.len()
+    }
+}
+
+/// Sorts the processes of the device `name`, a UUID, by the tasks of the step
+/// `job`.`step`.
 pub fn on_device(
+    name: &str,
     holders: &[Holder],
     job: &str,
     step: &str,
@@ -65,9 +81,12 @@ pub fn on_device(
     for pid in pids {
         match task_of(pid) {
             None => found.unknown.push(pid),
-            Some(TaskOf { job: Some(j), step: Some(s), rank: Some(rank), command })
+            Some(TaskOf { job: Some(j), step: Some(s), rank: Some(rank), own, command })
                 if j == job && s == step =>
             {
+                if own.as_deref() == Some(name) {
+                    found.owners.insert(rank.clone());
+                }
                 found.ranks.entry(rank).or_default().push((pid, command));
             }
             Some(_) => {}

@@ -34,13 +34,23 @@ struct Case<'a> {
     above: Vec<Ancestor>,
     hits: Vec<hands::Hit>,
     holders: &'a [(usize, &'a [u32])],
+    /// By rank in the step: the place of the card that gpu-align gave it.
+    owns: &'a [usize],
     expected: Option<&'a str>,
     other: Option<(u32, String)>,
 }
 
 impl Case<'_> {
     fn on(scene: Scene) -> Case<'static> {
-        Case { scene, above: vec![], hits: vec![], holders: &[], expected: None, other: None }
+        Case {
+            scene,
+            above: vec![],
+            hits: vec![],
+            holders: &[],
+            owns: &[2, 3],
+            expected: None,
+            other: None,
+        }
     }
 
     fn checks(&self) -> Vec<Check> {
@@ -51,6 +61,7 @@ impl Case<'_> {
                 job: Some("12".into()),
                 step: Some("0".into()),
                 rank: Some((pid.checked_sub(100)?).to_string()),
+                own: Some(U[*self.owns.get(pid.checked_sub(100)? as usize)?].into()),
                 command: "python train.py".into(),
             })
         };
@@ -252,6 +263,83 @@ fn fc_16_two_ranks_on_one_card_are_found_by_their_processes() {
     assert!(case.says("sharing").starts_with("unseen: 1 process on these cards"));
 }
 
+/// Rank 0 of a step of `tasks` tasks that holds cards 0 to 3, or the first of
+/// them, in some mode.
+fn one_of(tasks: &str, cards: &str, mode: &str, visible: &str, changed: &[(&str, &str)]) -> Scene {
+    let mut env = vec![
+        ("SLURM_JOB_ID", "12"),
+        ("SLURM_STEP_ID", "0"),
+        ("SLURM_PROCID", "0"),
+        ("SLURM_LOCALID", "0"),
+        ("SLURM_NODEID", "0"),
+        ("SLURM_STEP_TASKS_PER_NODE", tasks),
+        ("SLURMD_NODENAME", "n1"),
+        ("SLURM_STEP_GPUS", cards),
+        ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
+        ("CUDA_VISIBLE_DEVICES", visible),
+        ("GPU_ALIGN_VERSION", "0.1.0"),
+        ("GPU_ALIGN_MODE", mode),
+        ("GPU_ALIGN_CARD", U[0]),
+        ("GPU_ALIGN_UUIDS", visible),
+    ];
+    env.extend(changed);
+    let minors: Vec<u32> = cards.split(',').map(|card| card.parse().unwrap()).collect();
+    inv4(&minors, &env)
+}
+
+#[test]
+fn fc_16_four_workers_on_one_card_are_wrong_in_every_mode() {
+    for (mode, visible) in [("all", U.join(",")), ("rotate", U.join(",")), ("single", U[0].into())]
+    {
+        let mut case = Case::on(one_of("4", "0,1,2,3", mode, &visible, &[]));
+        case.owns = &[0, 1, 2, 3];
+        case.holders = &[(0, &[100, 101, 102, 103])];
+        let says = case.says("sharing");
+        assert!(says.starts_with("WRONG: tasks of step 12.0 hold one card"), "{mode}: {says}");
+        assert_eq!(exit_code(&case.checks()), 1);
+    }
+}
+
+#[test]
+fn rule_5_more_tasks_than_cards_share_them_evenly_and_are_told_so() {
+    for mode in ["all", "rotate", "single"] {
+        let mut case = Case::on(one_of("2", "0", mode, U[0], &[]));
+        case.owns = &[0, 0];
+        case.holders = &[(0, &[100, 101])];
+        let says = case.says("sharing");
+        assert!(says.starts_with("note: "), "{mode}: {says}");
+        assert!(says.ends_with("; there are more tasks than cards"), "{says}");
+        assert_eq!(exit_code(&case.checks()), 0);
+    }
+    // Five tasks on four cards: two on one cannot be helped, three can.
+    let mut case = Case::on(one_of("5", "0,1,2,3", "all", &U.join(","), &[]));
+    case.owns = &[0, 1, 2, 3, 0];
+    case.holders = &[(1, &[100, 101])];
+    assert!(case.says("sharing").starts_with("note"));
+    case.holders = &[(1, &[100, 101, 102])];
+    assert!(case.says("sharing").starts_with("WRONG"));
+}
+
+#[test]
+fn rule_5_a_card_that_was_given_to_two_tasks_is_theirs_to_share() {
+    // --gpu-align=single,map=0
+    let mut case = Case::on(one_of("2", "0,1,2,3", "single", U[0], &[]));
+    case.owns = &[0, 0];
+    case.holders = &[(0, &[100, 101])];
+    assert!(case.says("sharing").starts_with("note"));
+    assert!(case.says("sharing").ends_with("; it was given to each of them"));
+    case.owns = &[0, 1];
+    assert!(case.says("sharing").starts_with("WRONG"));
+    // --gpu-bind=map_gpu:0,0 on a node that constrains devices
+    for (bind, state) in [("gpu:map_gpu:0,0", "note"), ("gres/gpu:per_task:1", "WRONG")] {
+        let env = [("SLURM_STEP_GPUS", "0,1,2,3"), ("SLURMD_TRES_BIND", bind)];
+        let mut case = Case::on(one_of("2", "0", "bound", U[0], &env));
+        case.owns = &[0, 1];
+        case.holders = &[(0, &[100, 101])];
+        assert!(case.says("sharing").starts_with(state), "{bind}: {}", case.says("sharing"));
+    }
+}
+
 #[test]
 fn fc_25_local_rank_under_rotate_doubles_up_two_cards() {
     // Rank 2's list starts with card 2; cuda:2 of it is card 0, where rank 0 is.
@@ -272,6 +360,7 @@ fn fc_25_local_rank_under_rotate_doubles_up_two_cards() {
         ("GPU_ALIGN_UUIDS", turned.as_str()),
     ];
     let mut case = Case::on(inv4(&[0, 1, 2, 3], &env));
+    case.owns = &[0, 1, 2, 3];
     case.holders = &[(0, &[100, 102]), (2, &[101, 103])];
     let says = case.says("sharing");
     assert!(says.starts_with("WRONG: tasks of step 12.0 hold one card: "), "{says}");
