@@ -269,6 +269,27 @@ class Verify(unittest.TestCase):
         self.assertEqual(code, 1)
         self.assertIn("-> 9; 0 usable cards", said["variable"][1])
 
+    @unittest.skipUnless(AS_ROOT, "a mount namespace needs root")
+    def test_a_process_of_another_task_or_container_is_not_judged_by_ones_own_view(self):
+        job = subprocess.Popen(["srun", "-n1", "--gres=gpu:2", *QUIET, "sh", "-c", "echo $$; exec sleep 100"], stdout=subprocess.PIPE, text=True)
+        try:
+            pid = int(job.stdout.readline())
+            wait_for(lambda: b"sleep" in Path(f"/proc/{pid}/cmdline").read_bytes(), "the task's start")
+            # From outside of the step all cards of the node open.
+            said, code = checks(run(PROGRAM, "verify", "--json", "--pid", pid).stdout)
+        finally:
+            job.terminate()
+            job.wait()
+            job.stdout.close()
+        self.assertEqual(code, 2, said)
+        self.assertEqual((said["kernel"][0], said["cuda"][0]), ("unseen", "unseen"))
+        self.assertIn(f"process {pid} is in another cgroup", said["kernel"][1])
+        self.assertNotIn("list", said)
+        moved = "until [ $(readlink /proc/$!/ns/mnt) != $(readlink /proc/self/ns/mnt) ]; do sleep 0.01; done"
+        said, code = verify(f"unshare -m sleep 100 & {moved}; $P verify --json --pid $!; kill $!", "--gres=gpu:2", *QUIET)
+        self.assertEqual(code, 2, said)
+        self.assertIn("is in another mount namespace", said["kernel"][1])
+
 
 class Exec(unittest.TestCase):
     def ranks(self, launcher, words, *options):

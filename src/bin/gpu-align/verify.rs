@@ -11,6 +11,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 
+use crate::inside::apart::apart;
 use crate::inside::env::{self, Env};
 use crate::inside::gather;
 use crate::inside::hands;
@@ -18,7 +19,7 @@ use crate::inside::scene::{ORDER, VISIBLE};
 use crate::inside::screen::Screen;
 use crate::{ask, become_command};
 
-use checks::{Check, Evidence, State};
+use checks::{Check, Evidence, Other, State};
 use expect::Expected;
 use sharing::TaskOf;
 
@@ -26,7 +27,8 @@ const EXAMPLES: &str = "\
 Exit status:
   0    everything that was compared agrees
   1    something does not
-  2    nothing disagrees, but CUDA or the driver could not be looked at
+  2    nothing disagrees, but CUDA or the driver could not be looked at, or the process
+       of --pid is in another task or container
   126, 127  COMMAND cannot be started, is not there
 With COMMAND the exit status is the command's, unless the check kept it from starting.
 
@@ -52,7 +54,8 @@ pub struct Verify {
     /// With COMMAND: start it in any case
     #[arg(long, requires = "command")]
     warn: bool,
-    /// Check another process of the same user, by what it was started with
+    /// Check another process of the same user, by what it was started with; only its
+    /// environment where it is in another task or container than this process
     #[arg(long, value_name = "PID", conflicts_with = "command")]
     pid: Option<u32>,
     /// Print JSON for programs
@@ -81,11 +84,15 @@ impl Verify {
             },
         };
         let usage = ask::usage(&Env::own().0);
-        let scene = gather::scene(env);
+        let apart = self.pid.and_then(|pid| apart(root, std::process::id(), pid));
+        let scene = match &apart {
+            None => gather::scene(env),
+            Some(why) => gather::blind_scene(env, why),
+        };
         let names = [VISIBLE, ORDER];
         let mut hits = hands::assignments(&hands::shell_files(root, &scene.env), &names);
         hits.extend(hands::task_prolog(&scene.env, &names));
-        if checks::was_changed(&scene) {
+        if apart.is_none() && checks::was_changed(&scene) {
             hits.extend(hands::batch_script(&scene.env, &names).unwrap_or_default());
         }
         let checks = checks::checks(&Evidence {
@@ -94,7 +101,11 @@ impl Verify {
             above: &hands::ancestors(root, pid),
             hits: &hits,
             task_of: &|pid| TaskOf::read(root, pid),
-            other: self.pid.map(|pid| (pid, env::command(root, pid).unwrap_or_default())),
+            other: self.pid.map(|pid| Other {
+                pid,
+                command: env::command(root, pid).unwrap_or_default(),
+                apart: apart.is_some(),
+            }),
             expected: self.expect.as_ref(),
         });
         let code = exit_code(&checks);

@@ -17,11 +17,27 @@ const TO_CUDA: [&str; 3] = [VISIBLE, ORDER, "CUDA_MPS_PIPE_DIRECTORY"];
 const HELPER_PATIENCE: Duration = Duration::from_secs(10);
 
 /// This process's scene under an environment: its own, or that of another
-/// process whose place in the cgroup tree it is taken to share.
+/// process that is not [`apart`](super::apart::apart) from it.
 pub fn scene(env: Env) -> Scene {
     let mut scene = without_cuda(env);
     ask_cuda(&mut scene);
     scene
+}
+
+/// The scene of a process for which neither the kernel nor CUDA can be asked
+/// from here, and why.
+pub fn blind_scene(env: Env, why: &str) -> Scene {
+    Scene {
+        env,
+        inventory: Err(why.to_owned()),
+        gap: None,
+        reach: Vec::new(),
+        cuda: Err(why.to_owned()),
+        unfiltered: Err(why.to_owned()),
+        near: Vec::new(),
+        cpus: String::new(),
+        positions: None,
+    }
 }
 
 /// The same without asking CUDA unless it must be: where an index counts the

@@ -1,5 +1,6 @@
 //! What the commands for users share: a process and what it finds around it.
 
+pub mod apart;
 pub mod driver_api;
 pub mod env;
 pub mod gather;

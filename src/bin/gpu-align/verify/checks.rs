@@ -59,12 +59,23 @@ pub struct Evidence<'a> {
     pub above: &'a [Ancestor],
     pub hits: &'a [Hit],
     pub task_of: &'a dyn Fn(u32) -> Option<TaskOf>,
-    /// The other process that is checked, and what it is.
-    pub other: Option<(u32, String)>,
+    pub other: Option<Other>,
     pub expected: Option<&'a Expected>,
 }
 
+/// The other process that is checked.
+#[derive(Clone, Debug)]
+pub struct Other {
+    pub pid: u32,
+    pub command: String,
+    /// Whether what this process may open says nothing of that one.
+    pub apart: bool,
+}
+
 pub fn checks(evidence: &Evidence) -> Vec<Check> {
+    if evidence.is_apart() {
+        return evidence.checks_from_afar();
+    }
     let reading = evidence.scene.reading();
     let mut checks = vec![evidence.mark(), evidence.order(&reading)];
     checks.extend(evidence.variable());
@@ -92,6 +103,19 @@ fn selected(scene: &Scene) -> Vec<Uuid> {
 }
 
 impl Evidence<'_> {
+    fn is_apart(&self) -> bool {
+        self.other.as_ref().is_some_and(|other| other.apart)
+    }
+
+    /// What its environment alone can tell of a process, and NVML of its pid.
+    fn checks_from_afar(&self) -> Vec<Check> {
+        let mut checks = vec![self.mark(), self.order(&self.scene.reading())];
+        checks.extend([self.kernel(), self.cuda()]);
+        checks.extend(self.used());
+        checks.extend(self.expect());
+        checks
+    }
+
     /// Whether gpu-align was here at all.
     fn mark(&self) -> Check {
         let env = &self.scene.env;
@@ -491,7 +515,7 @@ impl Evidence<'_> {
 
     /// The cards that the other process really holds.
     fn used(&self) -> Option<Check> {
-        let (pid, command) = self.other.as_ref()?;
+        let Other { pid, command, apart } = self.other.as_ref()?;
         let usage = self.usage.as_ref().ok()?;
         let holds = |card: &&CardUse| {
             held(card).iter().any(|(_, holders)| holders.iter().any(|h| h.pid == *pid))
@@ -509,6 +533,9 @@ impl Evidence<'_> {
         };
         let names: Vec<String> = cards.iter().map(name).collect();
         let text = format!("process {pid} ('{command}') holds {}", names.join(", "));
+        if *apart {
+            return Some(check("used", State::Note, text));
+        }
         match cards.iter().find(|card| !selected.contains(&card.pci)) {
             Some(card) => Some(check(
                 "used",

@@ -37,7 +37,7 @@ struct Case<'a> {
     /// By rank in the step: the place of the card that gpu-align gave it.
     owns: &'a [usize],
     expected: Option<&'a str>,
-    other: Option<(u32, String)>,
+    other: Option<Other>,
 }
 
 impl Case<'_> {
@@ -377,13 +377,29 @@ fn fc_25_local_rank_under_rotate_doubles_up_two_cards() {
 #[test]
 fn fc_32_a_process_that_changed_its_own_list_is_found_by_what_it_holds() {
     let mut case = Case::on(task(&[("CUDA_VISIBLE_DEVICES", U[2]), ("GPU_ALIGN_UUIDS", U[2])]));
-    case.other = Some((100, "python train.py".into()));
+    case.other = Some(Other { pid: 100, command: "python train.py".into(), apart: false });
     case.holders = &[(3, &[100])];
     assert!(
         case.says("used").starts_with("WRONG: process 100 ('python train.py') holds 0000:71:00.0")
     );
     case.holders = &[(2, &[100])];
     assert!(case.says("used").starts_with("ok"));
+}
+
+#[test]
+fn a_process_of_another_task_is_not_judged_by_what_this_one_may_open() {
+    let why = "process 100 is in another cgroup";
+    let env = task(&[("CUDA_VISIBLE_DEVICES", U[0])]).env;
+    let mut case = Case::on(crate::inside::gather::blind_scene(env, why));
+    case.other = Some(Other { pid: 100, command: "python train.py".into(), apart: true });
+    golden("verify-apart", &case.text());
+    // What its environment alone shows is still a verdict.
+    let env = task(&[("CUDA_DEVICE_ORDER", "FASTEST_FIRST")]).env;
+    case.scene = crate::inside::gather::blind_scene(env, why);
+    case.expected = Some("rank=2,3");
+    assert!(case.says("order").starts_with("WRONG"));
+    assert!(case.says("expect").starts_with("unseen"));
+    assert_eq!(exit_code(&case.checks()), 1);
 }
 
 #[test]
