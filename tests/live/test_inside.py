@@ -328,6 +328,9 @@ class Doctor(unittest.TestCase):
         self.assertNotRegex(done.stdout, "GPU-[0-9a-f]{8}-")
         self.assertNotRegex(done.stdout, r"\bann\b")
         self.assertIn("GPU-0000…0001", done.stdout)
+        done = bash("CUDA_VISIBLE_DEVICES=GPU-00000000-0004 exec $P doctor --redact --json", "--gres=gpu:2", *QUIET)
+        self.assertNotRegex(done.stdout, "GPU-[0-9a-f]{5}")
+        self.assertIn("GPU-0000…", done.stdout)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ pub struct Doctor {
     /// Print JSON for programs
     #[arg(long)]
     json: bool,
-    /// Shorten UUIDs and leave out user, host and home, for a public issue
+    /// Shorten UUIDs and leave out users, host and homes, for a public issue
     #[arg(long)]
     redact: bool,
 }
@@ -137,15 +137,13 @@ impl Patient {
 
 impl Doctor {
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        let patient = Patient::look();
+        let mut patient = Patient::look();
+        let redaction = self.redact.then(|| Redaction::of(&mut patient));
         let page = Page::of(&patient);
-        let text = match self.json {
-            true => serde_json::to_string_pretty(&page)? + "\n",
-            false => page.text(Screen::stdout()),
-        };
-        let text = match self.redact {
-            true => Redaction::of_this_user(&patient.scene).apply(&text),
-            false => text,
+        let text = match (self.json, redaction) {
+            (true, redaction) => page.json(redaction.as_ref())?,
+            (false, None) => page.text(Screen::stdout()),
+            (false, Some(redaction)) => redaction.apply(&page.text(Screen::stdout())),
         };
         crate::print(&text);
         Ok(ExitCode::from(page.exit))
@@ -207,6 +205,18 @@ impl Page {
             findings,
             unseen,
         }
+    }
+
+    pub fn json(&self, redaction: Option<&Redaction>) -> serde_json::Result<String> {
+        let text = match redaction {
+            None => serde_json::to_string_pretty(self)?,
+            Some(redaction) => {
+                let mut page = serde_json::to_value(self)?;
+                redaction.apply_to_values(&mut page);
+                serde_json::to_string_pretty(&page)?
+            }
+        };
+        Ok(text + "\n")
     }
 
     pub fn text(&self, screen: Screen) -> String {

@@ -68,7 +68,7 @@ pub fn running(root: &Path, usage: &Usage) -> Vec<Running> {
 }
 
 /// By `id`, which asks whatever directory the site uses.
-fn user_name(uid: u32) -> String {
+pub fn user_name(uid: u32) -> String {
     const PATIENCE: Duration = Duration::from_secs(2);
     let arguments = ["-nu", &uid.to_string()];
     let asked = child::run(Path::new("/usr/bin/id"), &arguments, PATIENCE, 256);

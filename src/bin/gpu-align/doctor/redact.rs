@@ -1,9 +1,17 @@
-//! What a page must not carry into a public issue: whole UUIDs, the user, the
-//! host, the home.
+//! What a page must not carry into a public issue: UUIDs, users, the host,
+//! homes. A UUID keeps its first four digits, a whole one its last four too,
+//! so that two cards can be told apart.
 
-use regex_lite::Regex;
+use std::path::Path;
 
-use crate::inside::scene::Scene;
+use regex_lite::{Captures, Regex};
+use serde_json::Value;
+
+use super::Patient;
+use super::processes::user_name;
+
+const USER: &str = "USER";
+const OTHER: &str = "OTHER";
 
 pub struct Redaction {
     /// Text and what stands for it, longest first.
@@ -11,40 +19,75 @@ pub struct Redaction {
 }
 
 impl Redaction {
-    pub fn of_this_user(scene: &Scene) -> Redaction {
-        let env = &scene.env;
-        let mut words = Vec::new();
-        let mut add = |text: Option<&str>, shown| {
-            if let Some(text) = text.filter(|text| text.len() > 1 && *text != "/") {
-                words.push((text.to_owned(), shown));
+    /// Takes the users' names out of the process list, and learns what else to
+    /// look for in sentences.
+    pub fn of(patient: &mut Patient) -> Redaction {
+        let mut words = Redaction::own_words(patient);
+        for process in &mut patient.running {
+            let shown = if process.own { USER } else { OTHER };
+            if let Some(user) = &mut process.user {
+                // A number is a user without a name, and could be anything in a sentence.
+                if user.parse::<u32>().is_err() {
+                    words.push((user.clone(), shown));
+                }
+                shown.clone_into(user);
             }
-        };
-        add(env.get("HOME"), "~");
-        for name in ["USER", "LOGNAME", "SLURM_JOB_USER"] {
-            add(env.get(name), "USER");
         }
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        add(Some(&host), "NODE");
-        add(host.split('.').next(), "NODE");
-        add(Some(&scene.node_name()), "NODE");
+        words.retain(|(text, _)| text.len() > 1 && text != "/");
         words.sort_by_key(|(text, _)| std::cmp::Reverse(text.len()));
         Redaction { words }
     }
 
+    fn own_words(patient: &Patient) -> Vec<(String, &'static str)> {
+        let env = &patient.scene.env;
+        let mut words = vec![(user_name(rustix::process::getuid().as_raw()), USER)];
+        let names = ["USER", "LOGNAME", "SLURM_JOB_USER"];
+        words.extend(names.iter().filter_map(|name| Some((env.owned(name)?, USER))));
+        if let Some(home) = env.owned("HOME") {
+            let real = Path::new(&home).canonicalize().ok();
+            words.extend(real.map(|real| (real.display().to_string(), "~")));
+            words.push((home, "~"));
+        }
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let short = host.split('.').next().unwrap_or_default().to_owned();
+        words.extend([host, short, patient.scene.node_name()].map(|name| (name, "NODE")));
+        words
+    }
+
+    /// The JSON form, its keys as they are.
+    pub fn apply_to_values(&self, value: &mut Value) {
+        match value {
+            Value::String(text) => *text = self.apply(text),
+            Value::Array(values) => values.iter_mut().for_each(|v| self.apply_to_values(v)),
+            Value::Object(fields) => fields.values_mut().for_each(|v| self.apply_to_values(v)),
+            Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        }
+    }
+
     pub fn apply(&self, text: &str) -> String {
-        let uuid = "((?:GPU|MIG)-(?:GPU-)?[0-9a-fA-F]{4})[0-9a-fA-F]{4}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{8}([0-9a-fA-F]{4})";
-        let uuid = Regex::new(uuid).expect("the pattern is a constant");
-        let mut text = uuid.replace_all(text, "$1…$2").into_owned();
+        let pattern = |text| Regex::new(text).expect("the pattern is a constant");
+        let whole = pattern(
+            "(?i)((?:(?:GPU|MIG)-)*\\b[0-9a-f]{4})[0-9a-f]{4}(?:-[0-9a-f]{4}){3}-[0-9a-f]{8}([0-9a-f]{4})\\b",
+        );
+        // Its beginning, which is a name to CUDA, or what a long line left of it.
+        let part = pattern("(?i)((?:GPU|MIG)-[0-9a-f]{4})[0-9a-f-]+");
+        let home = pattern("(?i)(/(?:home|users)/)([\\w.@+-]+)");
+        let text = whole.replace_all(text, "$1…$2");
+        let mut text = part.replace_all(&text, "$1…").into_owned();
         for (word, shown) in &self.words {
             text = replace_words(&text, word, shown);
         }
-        text
+        let of_someone = |found: &Captures| match &found[2] {
+            USER => found[0].to_owned(),
+            _ => format!("{}{OTHER}", &found[1]),
+        };
+        home.replace_all(&text, of_someone).into_owned()
     }
 }
 
 /// Replaces a text where it is not a part of a longer word.
 fn replace_words(text: &str, word: &str, shown: &str) -> String {
-    let part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let part = |c: char| c.is_ascii_alphanumeric();
     let mut out = String::new();
     let mut last = 0;
     for (start, found) in text.match_indices(word) {
@@ -63,16 +106,34 @@ fn replace_words(text: &str, word: &str, shown: &str) -> String {
 mod tests {
     use super::*;
 
+    fn redacted(text: &str) -> String {
+        let words = vec![("/home/ann".into(), "~"), ("ann".into(), USER), ("n1".into(), "NODE")];
+        Redaction { words }.apply(text)
+    }
+
     #[test]
     fn nothing_that_names_a_person_or_a_machine_is_left() {
-        let redaction = Redaction {
-            words: vec![("/home/ann".into(), "~"), ("ann".into(), "USER"), ("n1".into(), "NODE")],
-        };
         let text = "n1: GPU-8521313e-ac61-4b15-8300-36430748cd46 /home/ann/.bashrc:2 (user ann) \
-                    planner n12";
+                    planner n12 ann_train";
         assert_eq!(
-            redaction.apply(text),
-            "NODE: GPU-8521…cd46 ~/.bashrc:2 (user USER) planner n12"
+            redacted(text),
+            "NODE: GPU-8521…cd46 ~/.bashrc:2 (user USER) planner n12 USER_train"
         );
+        assert_eq!(redacted("/home/bob/x, /gpfs/home/ann/y"), "/home/OTHER/x, /gpfs/home/USER/y");
+    }
+
+    #[test]
+    fn a_part_of_a_uuid_is_shortened_too() {
+        for (text, shown) in [
+            ("'GPU-8521313e'", "'GPU-8521…'"),
+            ("GPU-8521313e-ac61-4b15-8300-36430748c", "GPU-8521…"),
+            ("mig-8521313e-ac61", "mig-8521…"),
+            ("MIG-GPU-8521313e-ac61-4b15-8300-36430748cd46/7/0", "MIG-GPU-8521…cd46/7/0"),
+            ("8521313e-ac61-4b15-8300-36430748cd46", "8521…cd46"),
+            ("MIG-GPU-8521313e-ac", "MIG-GPU-8521…"),
+            ("GPU-8521", "GPU-8521"),
+        ] {
+            assert_eq!(redacted(text), shown);
+        }
     }
 }

@@ -186,3 +186,83 @@ fn fc_45_persistence_is_what_nvml_says() {
     assert_eq!(say(Some(false)).unwrap(), "card 0000:51:00.0 is not in persistence mode");
     assert_eq!((say(Some(true)), say(None)), (None, None));
 }
+
+#[test]
+fn a_redacted_page_names_nobody_in_any_finding() {
+    let whole = "GPU-8521313e-ac61-4b15-8300-36430748cd46";
+    let long = vec![whole; 20].join(",");
+    let given = "GPU-00000000-0004-4000-8000-000000000002";
+    let env = [
+        ("SLURMD_NODENAME", "n1"),
+        ("SLURM_JOB_ID", "12"),
+        ("SLURM_STEP_ID", "0"),
+        ("SLURM_STEP_GPUS", "0"),
+        ("HOME", "/home/zoe"),
+        ("USER", "zoe"),
+        ("CUDA_VISIBLE_DEVICES", "GPU-8521313e-ac61"),
+        ("GPU_ALIGN_VERSION", "0.1.0"),
+        ("GPU_ALIGN_UUIDS", given),
+        ("NVIDIA_VISIBLE_DEVICES", &long),
+        ("CUDA_MPS_PIPE_DIRECTORY", "/tmp/zoe/mps"),
+        ("CUDA_DEVICE_ORDER", "/home/bob"),
+    ];
+    let mut patient = patient(scene(&node("tidy4"), &[0, 1, 2, 3], &env));
+    let line = format!("CUDA_VISIBLE_DEVICES={whole},{whole}\nCUDA_DEVICE_ORDER=/home/bob/x\n");
+    patient.hits = hands::in_text("/home/bob/env.sh", &line, &[VISIBLE, ORDER]);
+    patient.above = vec![hands::Ancestor {
+        pid: 41,
+        command: "bash /home/bob/run_zoe.sh".into(),
+        env: Env([(VISIBLE.to_owned(), given.to_owned())].into()),
+    }];
+    patient.plugin.line = Some("/etc/slurm/n1/plugstack.conf:1".into());
+    patient.plugin.missing = Some("/home/carl/spank_gpu_align.so".into());
+    let stub = "/home/bob/cuda/stubs/libcuda.so";
+    let found = [(stub, true), ("/home/zoe/lib/libcuda.so.1", false)];
+    patient.libraries =
+        found.map(|(path, stub)| libraries::Found { path: path.into(), stub }).into();
+    let usage = patient.usage.as_mut().unwrap();
+    usage.silent = vec![format!("card 3: {whole} is lost")];
+    let process = |user: &str, own| Running {
+        pid: 4711,
+        user: Some(user.into()),
+        program: Some("train_bob".into()),
+        own,
+        pci: "0000:c1:00.0".into(),
+        memory: None,
+    };
+    patient.running = vec![process("bob", false), process("zoe", true), process("70123", false)];
+    patient.python = Ok(python::Python {
+        interpreter: "/gpfs/home/zoe/env/bin/python3".into(),
+        packages: vec![package("vllm", "0.22.1", None)],
+    });
+    patient.unseen = vec!["the batch script: scontrol of bob@n1 does not answer".into()];
+    let redaction = Redaction::of(&mut patient);
+    let page = Page::of(&patient);
+    let topics: Vec<&str> = page.findings.iter().map(|finding| finding.topic).collect();
+    for topic in [
+        "variable",
+        "list",
+        "order",
+        "files",
+        "plugin",
+        "libraries",
+        "container",
+        "mps",
+        "cards",
+        "busy",
+        "python",
+    ] {
+        assert!(topics.contains(&topic), "no finding on {topic}: {topics:?}");
+    }
+    let narrow = redaction.apply(&page.text(crate::inside::screen::Screen { width: 60, ..SCREEN }));
+    let json = page.json(Some(&redaction)).unwrap();
+    for text in [redaction.apply(&page.text(SCREEN)), narrow, json] {
+        let names =
+            regex_lite::Regex::new("(?i)zoe|bob|carl|70123|\\bn1\\b|[0-9a-f]{8}-?").unwrap();
+        let leak =
+            names.find(&text).map(|found| &text[found.start().saturating_sub(40)..found.end()]);
+        assert_eq!(leak, None);
+        assert!(text.contains("(pid 4711, user OTHER)") && text.contains("~/lib/"), "{text}");
+        assert!(text.contains("GPU-8521…cd46,"), "{text}");
+    }
+}
