@@ -66,6 +66,36 @@ class Show(unittest.TestCase):
         self.assertEqual(alone.returncode, 2)
         self.assertIn("start it with srun", alone.stderr)
 
+    @unittest.skipUnless(AS_ROOT, "only root can become another user")
+    def test_a_stranger_who_took_the_gatherers_place_is_named(self):
+        squat = textwrap.dedent("""\
+            import os, socket, sys, time
+            os.setuid(65534)
+            taken = socket.socket(socket.AF_UNIX)
+            taken.bind("\\0" + sys.argv[1])
+            taken.listen()
+            open(sys.argv[2] + "/taken", "w").close()
+            time.sleep(100)
+            """)
+        with open_folder() as folder:
+            script = textwrap.dedent(f"""\
+                if [ $SLURM_LOCALID = 0 ]; then
+                    /usr/bin/python3 -c "$SQUAT" gpu-align/0/$SLURM_JOB_ID.$SLURM_STEP_ID/$SLURMD_NODENAME {folder} & squatter=$!
+                fi
+                until [ -f {folder}/taken ]; do sleep 0.05; done
+                $P show --step > {folder}/$SLURM_LOCALID.out 2> {folder}/$SLURM_LOCALID.err
+                echo $? > {folder}/$SLURM_LOCALID.new; mv {folder}/$SLURM_LOCALID.new {folder}/$SLURM_LOCALID.rc
+                if [ $SLURM_LOCALID = 0 ]; then
+                    until [ -f {folder}/1.rc ]; do sleep 0.05; done
+                    kill $squatter
+                fi
+                """)
+            run("srun", "-n2", "--gres=gpu:2", *QUIET, "bash", "-c", script, env={"P": PROGRAM, "SQUAT": squat})
+            for local in (0, 1):
+                read = lambda what: Path(folder, f"{local}.{what}").read_text()
+                self.assertEqual((read("rc"), read("out")), ("2\n", ""))
+                self.assertRegex(read("err"), r"\Agpu-align: user 65534 holds the socket on which local rank 0 .*\n\Z")
+
     def test_fc_47_a_session_that_was_adopted_has_the_cgroup_but_not_the_variables(self):
         adopted = 'exec env -i PATH="$PATH" SLURM_JOB_ID="$SLURM_JOB_ID" $P show --export'
         done = bash(adopted, "--gres=gpu:2", *QUIET)

@@ -3,13 +3,16 @@
 //! a socket that another user holds is found out by its credentials.
 
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use rustix::process::{Uid, getuid};
 use serde::{Deserialize, Serialize};
 
 use super::View;
@@ -60,11 +63,11 @@ pub fn gather(scene: &Scene, view: View) -> anyhow::Result<Option<Gathered>> {
     });
     let rank = env.number("SLURM_PROCID").unwrap_or(local);
     let said = Said { rank, local, own, view };
-    let user = rustix::process::getuid().as_raw();
+    let user = getuid().as_raw();
     let name = format!("gpu-align/{user}/{job}.{step}/{}", scene.node_name());
     let address = SocketAddr::from_abstract_name(name).context("the socket's name is not valid")?;
     if local != 0 {
-        tell(&address, &said)?;
+        tell(&address, &said, getuid(), PATIENCE)?;
         return Ok(None);
     }
     let place = said.view.place.clone();
@@ -74,26 +77,57 @@ pub fn gather(scene: &Scene, view: View) -> anyhow::Result<Option<Gathered>> {
     Ok(Some(Gathered { schema: 1, node: scene.node_name(), place, tasks, said, missing }))
 }
 
-fn tell(address: &SocketAddr, said: &Said) -> anyhow::Result<()> {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        match UnixStream::connect_addr(address) {
-            Ok(mut stream) => {
-                stream.write_all(&serde_json::to_vec(said)?)?;
-                return Ok(());
-            }
+/// Tells local rank 0, if it is the same user's: another one could have taken
+/// the socket's name.
+fn tell(address: &SocketAddr, said: &Said, user: Uid, patience: Duration) -> anyhow::Result<()> {
+    let deadline = Instant::now() + patience;
+    let mut stream = loop {
+        match connect(address, patience) {
+            Ok(stream) => break stream,
             Err(why) if Instant::now() > deadline => {
                 bail!("local rank 0 of this step does not listen ({why}); run --step in every task")
             }
             Err(_) => thread::sleep(LOOK),
         }
+    };
+    let listener = socket_peercred(&stream).context("who listens cannot be told")?.uid;
+    if listener != user {
+        bail!(held_by(listener));
     }
+    stream
+        .write_all(&serde_json::to_vec(said)?)
+        .context("local rank 0 of this step does not read; run --step in every task again")
+}
+
+fn held_by(user: Uid) -> String {
+    format!(
+        "user {} holds the socket on which local rank 0 of this step should listen; nothing was \
+         told to it: report it to the admin",
+        user.as_raw()
+    )
+}
+
+/// Connects; neither this nor a later write takes longer than `patience` where
+/// nobody answers.
+fn connect(address: &SocketAddr, patience: Duration) -> io::Result<UnixStream> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
+    let name = address.as_abstract_name().unwrap_or_default();
+    rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
+    Ok(socket.into())
 }
 
 fn listen(address: &SocketAddr, own: Said, tasks: usize) -> anyhow::Result<BTreeMap<usize, Said>> {
     let deadline = Instant::now() + PATIENCE;
-    let listener = UnixListener::bind_addr(address)
-        .context("another process of this step gathers already; run one --step at a time")?;
+    let listener = UnixListener::bind_addr(address).map_err(|_| {
+        let holder = connect(address, LOOK).ok().and_then(|stream| socket_peercred(&stream).ok());
+        match holder.map(|holder| holder.uid).filter(|&uid| uid != getuid()) {
+            Some(stranger) => anyhow!(held_by(stranger)),
+            None => {
+                anyhow!("another process of this step gathers already; run one --step at a time")
+            }
+        }
+    })?;
     listener.set_nonblocking(true)?;
     let mut heard = BTreeMap::from([(own.local, own)]);
     while heard.len() < tasks && Instant::now() < deadline {
@@ -111,8 +145,7 @@ fn listen(address: &SocketAddr, own: Said, tasks: usize) -> anyhow::Result<BTree
 
 /// What another task of the same user says; a stranger is not listened to.
 fn hear(stream: UnixStream, deadline: Instant) -> Option<Said> {
-    let user = rustix::net::sockopt::socket_peercred(&stream).ok()?.uid;
-    if user != rustix::process::getuid() {
+    if socket_peercred(&stream).ok()?.uid != getuid() {
         return None;
     }
     let left = deadline.saturating_duration_since(Instant::now()).max(LOOK);
@@ -206,5 +239,63 @@ impl Gathered {
 impl Said {
     fn usable(&self) -> usize {
         self.view.devices.iter().filter(|row| row.cuda.is_some()).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inside::simulated::{node, scene};
+
+    const SHORT: Duration = Duration::from_millis(200);
+
+    /// A socket that somebody listens on and nobody reads from.
+    fn deaf(name: &str) -> (SocketAddr, UnixListener) {
+        let name = format!("gpu-align-test/{}/{name}", std::process::id());
+        let address = SocketAddr::from_abstract_name(name).unwrap();
+        let listener = UnixListener::bind_addr(&address).unwrap();
+        (address, listener)
+    }
+
+    /// What a task says, `visible` of it.
+    fn said(visible: &str) -> Said {
+        let env = [("SLURMD_NODENAME", "n1"), ("CUDA_VISIBLE_DEVICES", visible)];
+        let view = View::of(&scene(&node("tidy4"), &[0], &env), false);
+        Said { rank: 1, local: 1, own: None, view }
+    }
+
+    #[test]
+    fn a_stranger_who_listens_is_named_and_told_nothing() {
+        let (address, listener) = deaf("stranger");
+        let me = Uid::from_raw(getuid().as_raw() + 1);
+        let why = tell(&address, &said("0"), me, SHORT).unwrap_err().to_string();
+        let start = format!("user {} holds the socket", getuid().as_raw());
+        assert!(why.starts_with(&start) && why.lines().count() == 1, "{why}");
+        let mut heard = Vec::new();
+        listener.accept().unwrap().0.read_to_end(&mut heard).unwrap();
+        assert!(heard.is_empty());
+        tell(&address, &said("0"), getuid(), SHORT).unwrap();
+    }
+
+    #[test]
+    fn a_listener_who_does_not_read_holds_nobody_up() {
+        let (address, _listener) = deaf("reader");
+        let (start, long) = (Instant::now(), said(&"0,".repeat(1 << 20)));
+        let why = tell(&address, &long, getuid(), SHORT).unwrap_err().to_string();
+        assert!(why.starts_with("local rank 0 of this step does not read"), "{why}");
+        // Nor one whose queue is full.
+        let (address, listener) = deaf("queue");
+        rustix::net::listen(&listener, 0).unwrap();
+        let _first = connect(&address, SHORT).unwrap();
+        let why = tell(&address, &said("0"), getuid(), SHORT).unwrap_err().to_string();
+        assert!(why.starts_with("local rank 0 of this step does not listen"), "{why}");
+        assert!(start.elapsed() < 20 * SHORT, "{:?}", start.elapsed());
+    }
+
+    #[test]
+    fn the_second_gatherer_of_a_step_is_sent_away() {
+        let (address, _listener) = deaf("second");
+        let why = listen(&address, said("0"), 1).unwrap_err().to_string();
+        assert!(why.starts_with("another process of this step gathers already"), "{why}");
     }
 }
