@@ -342,7 +342,7 @@ impl Running {
         static NO_CARDS: Inventory = Inventory::empty();
         Report {
             node: &self.step.node,
-            step: &self.step.name,
+            step: Some(&self.step.name),
             policy: &self.step.policy,
             inventory: self.step.inventory.as_ref().unwrap_or(&NO_CARDS),
             tasks,

@@ -53,8 +53,9 @@ pub struct Task {
 /// The tasks of a step on one node.
 pub struct Report<'a> {
     pub node: &'a str,
-    /// As Slurm writes it: `12.0`, `12.batch`.
-    pub step: &'a str,
+    /// As Slurm writes it: `12.0`, `12.batch`; in a job and in no step of it the
+    /// job's number; `None` outside of Slurm.
+    pub step: Option<&'a str>,
     pub policy: &'a Policy,
     pub inventory: &'a Inventory,
     /// In order of local rank.
@@ -134,9 +135,8 @@ impl Report<'_> {
         let card = self.inventory.card(own);
         let mut text = String::new();
         let line = format!(
-            "{} step {} rank {} local {}: cuda:{} is card {} {} {} {} (mode {}, {} visible)",
-            self.node,
-            self.step,
+            "{} rank {} local {}: cuda:{} is card {} {} {} {} (mode {}, {} visible)",
+            self.place(),
             task.rank,
             task.local,
             plan.own,
@@ -149,6 +149,15 @@ impl Report<'_> {
         );
         push_line(&mut text, &line);
         Some(text)
+    }
+
+    /// `n1 step 12.0`, `n1 job 12`, `n1`.
+    fn place(&self) -> String {
+        match self.step {
+            Some(step) if step.contains('.') => format!("{} step {step}", self.node),
+            Some(job) => format!("{} job {job}", self.node),
+            None => self.node.to_owned(),
+        }
     }
 
     fn plans(&self) -> impl Iterator<Item = (&Task, &Plan)> {
@@ -170,9 +179,8 @@ impl Report<'_> {
             order => order.to_string(),
         };
         Some(format!(
-            "{} step {}: {}, {}, mode {}, order {order}, ids {}",
-            self.node,
-            self.step,
+            "{}: {}, {}, mode {}, order {order}, ids {}",
+            self.place(),
             count(self.tasks.len(), "task"),
             count(devices.len(), kind),
             first.layout,
@@ -274,7 +282,7 @@ impl Report<'_> {
                 true => String::new(),
                 false => format!(" in local rank {}", join(&locals)),
             };
-            let place = format!("{} step {}", self.node, self.step);
+            let place = self.place();
             push_line(
                 text,
                 &format!("{place}: CUDA_VISIBLE_DEVICES stays as Slurm made it{who}: {why}"),
@@ -368,7 +376,7 @@ impl Report<'_> {
         struct Line<'a> {
             gpu_align: &'a str,
             node: &'a str,
-            step: &'a str,
+            step: Option<&'a str>,
             rank: u32,
             local: u32,
             mode: Option<String>,
@@ -511,7 +519,7 @@ mod tests {
         let words = words.parse().unwrap();
         let report = Report {
             node: "n1",
-            step: "12.0",
+            step: Some("12.0"),
             policy: &Policy::resolve([&words]),
             inventory: &inv8p(),
             tasks,
@@ -583,6 +591,29 @@ mod tests {
         golden("task", said("rotate", &tasks, |r| r.task_line(&r.tasks[1]).unwrap()));
         golden("json", said("rotate", &tasks, |r| r.json()));
         golden("rotate", said("rotate", &tasks, |r| r.block()));
+    }
+
+    #[test]
+    fn without_a_step_the_job_or_the_node_alone_is_named() {
+        let words = "all".parse().unwrap();
+        let tasks = [aligned(Layout::All, &[0, 1], 0, 1), task(1, Outcome::Left("why".into()))];
+        for (step, place) in [(Some("12"), "n1 job 12"), (None, "n1")] {
+            let report = Report {
+                node: "n1",
+                step,
+                policy: &Policy::resolve([&words]),
+                inventory: &inv8p(),
+                tasks: &tasks,
+            };
+            let block = report.block();
+            assert!(block.starts_with(&format!("gpu-align: {place}: 2 tasks, ")), "{block}");
+            assert!(block.contains(&format!("\ngpu-align: {place}: CUDA_VISIBLE_DEVICES stays")));
+            let line = report.task_line(&tasks[0]).unwrap();
+            assert!(line.starts_with(&format!("gpu-align: {place} rank 0 local 0: ")), "{line}");
+            let json: serde_json::Value =
+                serde_json::from_str(report.json().lines().next().unwrap()).unwrap();
+            assert_eq!(json["step"].as_str(), step);
+        }
     }
 
     #[test]

@@ -303,7 +303,7 @@ fn log(step: &Step, envs: &[Env], decisions: &[Result<Option<Decision>, String>]
     let tasks: Vec<Task> = decisions.iter().enumerate().map(task).collect();
     let report = Report {
         node: &step.node,
-        step: &step.name,
+        step: Some(&step.name),
         policy: &step.policy,
         inventory: step.inventory.as_ref().unwrap_or(&NO_CARDS),
         tasks: &tasks,

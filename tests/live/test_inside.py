@@ -337,6 +337,20 @@ class Exec(unittest.TestCase):
         launcher = "LOCAL_RANK=$r LOCAL_WORLD_SIZE=3"
         self.assertEqual(self.ranks(launcher, "single", "-n1", "--gres=gpu:3", "--gpu-align=single,map=2,print=off"), [CARD[3]] * 3)
 
+    def test_ranks_that_slurm_bound_share_with_none(self):
+        for words in ("all", "single"):
+            done = run("srun", "-n2", "--gpus-per-task=1", "--gpu-align=off", PROGRAM, "exec", words, "--", "printenv", "CUDA_VISIBLE_DEVICES")
+            self.assertEqual(sorted(done.stdout.split()), CARD[1:3], done.stderr)
+            self.assertNotIn("share", done.stderr)
+        done = run("srun", "-n2", "--gres=gpu:1", "--gpu-align=off", PROGRAM, "exec", "all", "--", "printenv", "CUDA_VISIBLE_DEVICES")
+        self.assertEqual(done.stdout.split(), [CARD[1]] * 2)
+        self.assertIn("gpu-align:   2 ranks share 1 card\n", done.stderr)
+
+    def test_outside_of_slurm_no_step_is_named(self):
+        outside = {"PATH": os.environ["PATH"], "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        done = run("env", "-i", *(f"{name}={value}" for name, value in outside.items()), PROGRAM, "exec", "all", "--", "true")
+        self.assertRegex(done.stderr, r"\Agpu-align: \S+ rank 0 local 0: cuda:0 is card 0 ")
+
     def test_what_it_does_not_know_it_asks_for(self):
         done = bash("LOCAL_RANK=1 exec $P exec single -- true", "--gres=gpu:2", *QUIET)
         self.assertEqual(done.returncode, 2)

@@ -146,14 +146,17 @@ fn line(policy: &Policy, why: &str) -> String {
 fn decide(scene: &Scene, policy: &Policy, rank: &LocalRank) -> Result<Option<Decision>, String> {
     let mut held = scene.allotted()?;
     held.sort();
-    let of = rank.size.unwrap_or(rank.rank + 1);
+    let (local, of) = match is_bound(scene, rank, held.len()) {
+        true => (0, 1),
+        false => (rank.rank, rank.size.unwrap_or(rank.rank + 1)),
+    };
     let mut step = scene.step(policy.clone(), of);
     // The launcher's allotment is settled: what is left is to share it out.
     step.said = Said { positions: None, count: Some(held.len()) };
     let settled =
         |name: &str| (name != "SLURMD_TRES_BIND").then(|| scene.env.owned(name)).flatten();
-    let turn = |_: &[Device]| Some(Turn { rank: rank.rank, of });
-    let Some(mut decision) = step.decide(rank.rank, &held, settled, turn)? else {
+    let turn = |_: &[Device]| Some(Turn { rank: local, of });
+    let Some(mut decision) = step.decide(local, &held, settled, turn)? else {
         return Ok(None);
     };
     // Indices count all that this process may open, not only what it holds.
@@ -168,8 +171,17 @@ fn decide(scene: &Scene, policy: &Policy, rank: &LocalRank) -> Result<Option<Dec
     Ok(Some(decision))
 }
 
+/// Whether the ranks are Slurm's tasks and this one's devices, `held` of them,
+/// are its own already (rule 4): the other ranks hold others of the step's.
+fn is_bound(scene: &Scene, rank: &LocalRank, held: usize) -> bool {
+    let env = &scene.env;
+    let by_slurm = env.get("SLURMD_TRES_BIND").is_some_and(|bind| bind.contains("gpu:"));
+    let by_plugin = matches!(env.get("GPU_ALIGN_MODE"), Some("single" | "bound"));
+    rank.source == "SLURM_LOCALID" && (by_slurm || by_plugin) && held < scene.step_devices()
+}
+
 fn said(scene: &Scene, policy: &Policy, rank: &LocalRank, decision: &Decision) -> String {
-    let place = scene.step_name().unwrap_or_else(|| "outside of Slurm".into());
+    let place = scene.step_name().map(|name| name.replace("step ", "").replace("job ", ""));
     let local = rank.rank as u32;
     let ranks = ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK"];
     let global = ranks.iter().find_map(|name| scene.env.number(name)).unwrap_or(rank.rank);
@@ -184,7 +196,7 @@ fn said(scene: &Scene, policy: &Policy, rank: &LocalRank, decision: &Decision) -
     let tasks = [task];
     let report = Report {
         node: &scene.node_name(),
-        step: &place.replace("step ", "").replace("job ", ""),
+        step: place.as_deref(),
         policy,
         inventory: scene.cards(),
         tasks: &tasks,
@@ -196,7 +208,8 @@ fn said(scene: &Scene, policy: &Policy, rank: &LocalRank, decision: &Decision) -
     };
     log += &report.notes();
     // Rule 5, once a node.
-    let devices = scene.allotted().map(|devices| devices.len()).unwrap_or(0);
+    let held = scene.allotted().map(|devices| devices.len()).unwrap_or(0);
+    let devices = if is_bound(scene, rank, held) { scene.step_devices() } else { held };
     if let Some(of) = rank.size.filter(|&of| local == 0 && devices > 0 && of > devices) {
         log += &format!("gpu-align:   {of} ranks share {}\n", count(devices, "card"));
     }
@@ -260,6 +273,52 @@ mod tests {
         let first = done(&[0, 1], &[], "single", 0, 4);
         assert!(first.log.contains("4 ranks share 2 cards"), "{}", first.log);
         assert!(!done(&[0, 1], &[], "single", 1, 4).log.contains("share"));
+    }
+
+    #[test]
+    fn outside_of_slurm_no_step_is_named() {
+        let node = [("SLURMD_NODENAME", "n1")];
+        golden("exec-bare", &done(&[0, 1], &node, "single", 1, 2).log);
+    }
+
+    /// What rank 0 of two of Slurm's own tasks gets and is told, which can open
+    /// `minors` of the step's two or four cards.
+    fn slurms(minors: &[u32], cards: &str, more: &[(&str, &str)], words: &str) -> Done {
+        let mut env = BATCH[..3].to_vec();
+        env.extend([
+            ("SLURM_STEP_ID", "0"),
+            ("SLURM_NODEID", "0"),
+            ("SLURM_STEP_TASKS_PER_NODE", "2"),
+            ("SLURM_STEP_GPUS", cards),
+        ]);
+        env.extend(more);
+        let words = words.parse().unwrap();
+        let rank = LocalRank { rank: 0, size: Some(2), source: "SLURM_LOCALID" };
+        align(&scene(&node("tidy4"), minors, &env), &Policy::resolve([&words]), &rank)
+    }
+
+    #[test]
+    fn rule_4_a_rank_that_slurm_bound_shares_with_none_and_keeps_all_of_its_cards() {
+        let bound = [("SLURMD_TRES_BIND", "gres/gpu:per_task:1"), ("CUDA_VISIBLE_DEVICES", "0")];
+        for words in ["all", "single", "rotate"] {
+            let one = slurms(&[0], "0,1", &bound, words);
+            assert_eq!(visible(&one), card(0));
+            assert!(!one.log.contains("share"), "{words}: {}", one.log);
+        }
+        let two = [("SLURMD_TRES_BIND", "gres/gpu:per_task:2"), ("CUDA_VISIBLE_DEVICES", "0,1")];
+        let two = slurms(&[0, 1], "0,1,2,3", &two, "single");
+        assert_eq!(visible(&two), [card(0), card(1)].join(","));
+        // So is one that the plugin gave a card of its own.
+        let own = card(1);
+        let single = [("GPU_ALIGN_MODE", "single"), ("GPU_ALIGN_UUIDS", own.as_str())];
+        let single = slurms(&[0, 1], "0,1", &single, "all");
+        assert_eq!(visible(&single), own);
+        assert!(!single.log.contains("share"), "{}", single.log);
+        // --gpu-bind=single:2, and no binding at all
+        let both = [("SLURMD_TRES_BIND", "gres/gpu:single:2"), ("CUDA_VISIBLE_DEVICES", "0")];
+        assert!(slurms(&[0], "0", &both, "all").log.contains("2 ranks share 1 card"));
+        assert!(slurms(&[0], "0", &[], "all").log.contains("2 ranks share 1 card"));
+        assert_eq!(visible(&slurms(&[0, 1], "0,1", &[], "single")), card(0));
     }
 
     #[test]

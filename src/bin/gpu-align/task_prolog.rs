@@ -192,7 +192,7 @@ fn words_of(step: &Step, task: &Task) -> String {
     let nothing = Inventory::empty();
     let report = Report {
         node: &step.node,
-        step: &step.name,
+        step: Some(&step.name),
         policy: &step.policy,
         inventory: step.inventory.as_ref().unwrap_or(&nothing),
         tasks: std::slice::from_ref(task),
