@@ -95,14 +95,18 @@ pub fn task_uuids(env: impl Fn(&str) -> Option<String>) -> Option<Vec<Uuid>> {
     list(&bound_list(env)?)
 }
 
-/// CUDA_VISIBLE_DEVICES of a task that Slurm binds to devices.
+/// Whether Slurm binds tasks to devices.
 ///
 /// `SLURMD_TRES_BIND` says so; it can be stale in an srun inside a step, which
 /// the allotment checks against the reach.
+pub fn binds(env: impl Fn(&str) -> Option<String>) -> bool {
+    let binding = env("SLURMD_TRES_BIND").unwrap_or_default();
+    binding.contains("gpu") && !binding.contains("gpu:none")
+}
+
+/// CUDA_VISIBLE_DEVICES of a task that Slurm binds to devices.
 fn bound_list(env: impl Fn(&str) -> Option<String>) -> Option<String> {
-    let binding = env("SLURMD_TRES_BIND")?;
-    let binds = binding.contains("gpu") && !binding.contains("gpu:none");
-    binds.then(|| env("CUDA_VISIBLE_DEVICES")).flatten()
+    binds(&env).then(|| env("CUDA_VISIBLE_DEVICES")).flatten()
 }
 
 /// The place within the step at which a task's devices begin, where Slurm hands

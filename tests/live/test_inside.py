@@ -339,9 +339,10 @@ class Exec(unittest.TestCase):
 
     def test_ranks_that_slurm_bound_share_with_none(self):
         for words in ("all", "single"):
-            done = run("srun", "-n2", "--gpus-per-task=1", "--gpu-align=off", PROGRAM, "exec", words, "--", "printenv", "CUDA_VISIBLE_DEVICES")
-            self.assertEqual(sorted(done.stdout.split()), CARD[1:3], done.stderr)
-            self.assertNotIn("share", done.stderr)
+            for options in (["--gpus-per-task=1", "--gpu-align=off"], ["--gpus-per-task=1", *QUIET], ["--gres=gpu:2", "--gpu-align=single,print=off"]):
+                done = run("srun", "-n2", *options, PROGRAM, "exec", words, "--", "printenv", "CUDA_VISIBLE_DEVICES")
+                self.assertEqual(sorted(done.stdout.split()), CARD[1:3], (options, done.stderr))
+                self.assertNotIn("share", done.stderr, options)
         done = run("srun", "-n2", "--gres=gpu:1", "--gpu-align=off", PROGRAM, "exec", "all", "--", "printenv", "CUDA_VISIBLE_DEVICES")
         self.assertEqual(done.stdout.split(), [CARD[1]] * 2)
         self.assertIn("gpu-align:   2 ranks share 1 card\n", done.stderr)

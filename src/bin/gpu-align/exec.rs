@@ -174,10 +174,9 @@ fn decide(scene: &Scene, policy: &Policy, rank: &LocalRank) -> Result<Option<Dec
 /// Whether the ranks are Slurm's tasks and this one's devices, `held` of them,
 /// are its own already (rule 4): the other ranks hold others of the step's.
 fn is_bound(scene: &Scene, rank: &LocalRank, held: usize) -> bool {
-    let env = &scene.env;
-    let by_slurm = env.get("SLURMD_TRES_BIND").is_some_and(|bind| bind.contains("gpu:"));
-    let by_plugin = matches!(env.get("GPU_ALIGN_MODE"), Some("single" | "bound"));
-    rank.source == "SLURM_LOCALID" && (by_slurm || by_plugin) && held < scene.step_devices()
+    let by_plugin = matches!(scene.env.get("GPU_ALIGN_MODE"), Some("single" | "bound"));
+    let bound = scene.is_bound() || by_plugin;
+    rank.source == "SLURM_LOCALID" && bound && held < scene.step_devices()
 }
 
 fn said(scene: &Scene, policy: &Policy, rank: &LocalRank, decision: &Decision) -> String {
@@ -282,14 +281,18 @@ mod tests {
     }
 
     /// What rank 0 of two of Slurm's own tasks gets and is told, which can open
-    /// `minors` of the step's two or four cards.
-    fn slurms(minors: &[u32], cards: &str, more: &[(&str, &str)], words: &str) -> Done {
+    /// `minors` of the step's `count` cards.
+    fn slurms(minors: &[u32], count: &str, more: &[(&str, &str)], words: &str) -> Done {
+        // As 22.05 has it: the first of them, as many as the task can open.
+        let list: Vec<String> = (0..minors.len()).map(|n| n.to_string()).collect();
+        let list = list.join(",");
         let mut env = BATCH[..3].to_vec();
         env.extend([
             ("SLURM_STEP_ID", "0"),
             ("SLURM_NODEID", "0"),
             ("SLURM_STEP_TASKS_PER_NODE", "2"),
-            ("SLURM_STEP_GPUS", cards),
+            ("SLURM_STEP_GPUS", &list),
+            ("SLURM_GPUS_ON_NODE", count),
         ]);
         env.extend(more);
         let words = words.parse().unwrap();
@@ -301,24 +304,24 @@ mod tests {
     fn rule_4_a_rank_that_slurm_bound_shares_with_none_and_keeps_all_of_its_cards() {
         let bound = [("SLURMD_TRES_BIND", "gres/gpu:per_task:1"), ("CUDA_VISIBLE_DEVICES", "0")];
         for words in ["all", "single", "rotate"] {
-            let one = slurms(&[0], "0,1", &bound, words);
-            assert_eq!(visible(&one), card(0));
+            let one = slurms(&[1], "2", &bound, words);
+            assert_eq!(visible(&one), card(1));
             assert!(!one.log.contains("share"), "{words}: {}", one.log);
         }
         let two = [("SLURMD_TRES_BIND", "gres/gpu:per_task:2"), ("CUDA_VISIBLE_DEVICES", "0,1")];
-        let two = slurms(&[0, 1], "0,1,2,3", &two, "single");
+        let two = slurms(&[0, 1], "4", &two, "single");
         assert_eq!(visible(&two), [card(0), card(1)].join(","));
         // So is one that the plugin gave a card of its own.
         let own = card(1);
         let single = [("GPU_ALIGN_MODE", "single"), ("GPU_ALIGN_UUIDS", own.as_str())];
-        let single = slurms(&[0, 1], "0,1", &single, "all");
+        let single = slurms(&[0, 1], "2", &single, "all");
         assert_eq!(visible(&single), own);
         assert!(!single.log.contains("share"), "{}", single.log);
         // --gpu-bind=single:2, and no binding at all
         let both = [("SLURMD_TRES_BIND", "gres/gpu:single:2"), ("CUDA_VISIBLE_DEVICES", "0")];
-        assert!(slurms(&[0], "0", &both, "all").log.contains("2 ranks share 1 card"));
-        assert!(slurms(&[0], "0", &[], "all").log.contains("2 ranks share 1 card"));
-        assert_eq!(visible(&slurms(&[0, 1], "0,1", &[], "single")), card(0));
+        assert!(slurms(&[0], "1", &both, "all").log.contains("2 ranks share 1 card"));
+        assert!(slurms(&[0], "1", &[], "all").log.contains("2 ranks share 1 card"));
+        assert_eq!(visible(&slurms(&[0, 1], "2", &[], "single")), card(0));
     }
 
     #[test]

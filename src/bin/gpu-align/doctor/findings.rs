@@ -196,8 +196,7 @@ fn slurm(patient: &Patient) -> Vec<Finding> {
             "do not compute cards from SLURM_STEP_GPUS or SLURM_JOB_GPUS",
         ));
     }
-    let bound = scene.env.get("SLURMD_TRES_BIND").is_some_and(|bind| bind.contains("gpu"));
-    if bound && reach == 1 && scene.tasks_here().is_some_and(|tasks| tasks > 1) {
+    if scene.is_bound() && reach == 1 && scene.tasks_here().is_some_and(|tasks| tasks > 1) {
         all.push(finding(
             Level::Note,
             "slurm",

@@ -14,7 +14,7 @@ use gpu_align::cuda::{Answer, CudaDevice};
 use gpu_align::device::{Device, Inventory, Uuid};
 use gpu_align::launch::Step;
 use gpu_align::ranks;
-use gpu_align::slurm::step::{Kind, Said};
+use gpu_align::slurm::step::{self, Kind, Said};
 
 use super::env::Env;
 
@@ -230,7 +230,14 @@ impl Scene {
     pub fn step_devices(&self) -> usize {
         let said = self.said();
         let listed = said.positions.map(|positions| positions.len());
-        listed.or(said.count).unwrap_or(self.reach.len())
+        // Under a binding SLURM_STEP_GPUS lists what one task got.
+        let said = if self.is_bound() { said.count.or(listed) } else { listed.or(said.count) };
+        said.unwrap_or(self.reach.len())
+    }
+
+    /// Whether Slurm binds the tasks of that step to devices.
+    pub fn is_bound(&self) -> bool {
+        step::binds(|name| self.env.owned(name))
     }
 
     /// What could not be looked at, a sentence each.

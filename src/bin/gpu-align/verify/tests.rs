@@ -332,7 +332,7 @@ fn rule_5_a_card_that_was_given_to_two_tasks_is_theirs_to_share() {
     assert!(case.says("sharing").starts_with("WRONG"));
     // --gpu-bind=map_gpu:0,0 on a node that constrains devices
     for (bind, state) in [("gpu:map_gpu:0,0", "note"), ("gres/gpu:per_task:1", "WRONG")] {
-        let env = [("SLURM_STEP_GPUS", "0,1,2,3"), ("SLURMD_TRES_BIND", bind)];
+        let env = [("SLURM_GPUS_ON_NODE", "4"), ("SLURMD_TRES_BIND", bind)];
         let mut case = Case::on(one_of("2", "0", "bound", U[0], &env));
         case.owns = &[0, 1];
         case.holders = &[(0, &[100, 101])];
