@@ -139,6 +139,10 @@ class Verify(unittest.TestCase):
             if usable:
                 self.assertTrue(said["list"][1].startswith(f"{usable} of "), said["list"])
         self.assertEqual(checks(lines[-1])[1], 0)
+        # The beginning of a UUID is a name where one card alone has it.
+        said, code = verify("CUDA_VISIBLE_DEVICES=GPU-00000000-0004 $P verify --json", "--gres=gpu:1", *QUIET)
+        self.assertEqual((said["list"][0], said["cuda"][1].count("cuda:"), code), ("fine", 1, 0), said)
+        self.assertIn("is the beginning of a UUID", said["list"][1])
 
     def test_fc_31_a_users_export_in_the_batch_script(self):
         with open_folder() as folder:

@@ -74,6 +74,15 @@ class FourSlices(unittest.TestCase):
             self.assertEqual((visible, cuda), (",".join(SLICE), SLICE[:count]))
             self.assertIn(ONE_ONLY, log)
 
+    def test_fc_30_two_names_are_one_device_to_an_older_driver(self):
+        names = f"CUDA_VISIBLE_DEVICES={SLICE[0]},{SLICE[1]}"
+        with NodeFile(lambda node: node.update(driver="550.1")):
+            done = run("srun", "-n1", "--gres=gpu:4", "--gpu-align=off", "env", names, "gpu-align", "verify", "--json")
+        said = {check["name"]: (check["state"], check["says"]) for check in json.loads(done.stdout)["checks"]}
+        self.assertEqual(done.returncode, 0, said)
+        self.assertEqual((said["cuda"][0], said["cuda"][1].count("cuda:")), ("fine", 1))
+        self.assertIn("of the 2 that the list names CUDA gives a process no more slices than this", said["cuda"][1])
+
     def test_single_splits_them_and_says_nothing(self):
         tasks, log = probed("-n4", "--gres=gpu:4", "--gpu-align=single")
         self.assertEqual([cuda for _, cuda in tasks], [[name] for name in SLICE])

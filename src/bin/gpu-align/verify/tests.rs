@@ -136,39 +136,42 @@ fn a_task_as_gpu_align_left_it() {
 
 #[test]
 fn fc_30_every_spelling_is_counted_and_the_end_of_the_list_explained() {
+    let mut node = node("tidy4");
+    node.cards[3].uuid = "GPU-12345678-0004-4000-8000-000000000003".into();
     let twice = [U[1], U[1]].join(",");
-    let mixed = [U[1], "0"].join(",");
+    let (uuid_first, index_first) = ([U[1], "0"].join(","), ["0", U[1]].join(","));
+    // Value, and how many cards are usable; `true` where verify finds it wrong.
     let rows = [
-        None,
-        Some(""),
-        Some("-1"),
-        Some("NoDevFiles"),
-        Some("none"),
-        Some("0,2,-1,1"),
-        Some("0,1,9,2"),
-        Some("0,1,2,3,0"),
-        Some("1x,2yz"),
-        Some("0,1,"),
-        Some("0, 1"),
-        Some(U[1]),
-        Some("GPU-00000000-0004-4000-8000-000000000001"),
-        Some("GPU-00000000-0004"),
-        Some(twice.as_str()),
-        Some(mixed.as_str()),
-        Some("4,5,6,7"),
+        (None, 4, false),
+        (Some(""), 0, true),
+        (Some("-1"), 0, true),
+        (Some("NoDevFiles"), 0, true),
+        (Some("none"), 0, true),
+        (Some("0,2,-1,1"), 2, true),
+        (Some("0,1,9,2"), 2, true),
+        (Some("0,1,2,3,0"), 0, true),
+        (Some("1x,2yz"), 2, false),
+        (Some("0,1,"), 2, false),
+        (Some("0, 1"), 2, false),
+        (Some(U[1]), 1, false),
+        (Some("GPU-1234"), 1, false),
+        (Some("GPU-00000000-0004"), 0, true),
+        (Some(&twice), 0, true),
+        (Some(&uuid_first), 1, true),
+        (Some(&index_first), 1, true),
+        // FC-29: slot numbers.
+        (Some("4,5,6,7"), 0, true),
     ];
     let mut all = String::new();
-    for value in rows {
+    for (value, usable, bad) in rows {
         let mut env = vec![("CUDA_DEVICE_ORDER", "PCI_BUS_ID")];
         env.extend(value.map(|value| ("CUDA_VISIBLE_DEVICES", value)));
-        let case = Case::on(inv4(&[0, 1, 2, 3], &env));
+        let case = Case::on(scene(&node, &[0, 1, 2, 3], &env));
         // What verify says of the list is what the driver makes of it.
-        let driver = case.scene.cuda.as_ref().unwrap().devices.len();
-        assert_eq!(case.scene.selected().len(), driver, "{value:?}");
+        assert_eq!(case.scene.cuda.as_ref().unwrap().devices.len(), usable, "{value:?}");
+        assert_eq!(case.scene.selected().len(), usable, "{value:?}");
         let text = SCREEN.sentence("  ", 2, &case.says("list"));
-        all += &format!("[{}] {driver}\n{text}", value.unwrap_or("unset"));
-        let bad =
-            driver == 0 || matches!(value, Some("0,2,-1,1" | "0,1,9,2")) || value == Some(&mixed);
+        all += &format!("[{}] {usable}\n{text}", value.unwrap_or("unset"));
         assert_eq!(exit_code(&case.checks()), u8::from(bad), "{value:?}");
     }
     golden("verify-fc30", &all);
@@ -206,6 +209,14 @@ fn fc_30_two_slices_are_one_device_to_an_older_driver() {
 #[test]
 fn fc_31_a_change_after_launch_names_values_and_the_likely_hand() {
     let both = [U[2], U[3]].join(",");
+    let mut batch = Case::on(task(&[("CUDA_VISIBLE_DEVICES", "0,1,2,3")]));
+    batch.above = vec![ancestor("/bin/bash /var/spool/slurmd/job12/slurm_script", 41, &both)];
+    batch.hits = hands::in_text(
+        "the batch script",
+        "#!/bin/bash\nexport CUDA_VISIBLE_DEVICES=0,1,2,3\n",
+        &["CUDA_VISIBLE_DEVICES"],
+    );
+    golden("verify-fc31-batch", &batch.text());
     let mut bashrc = Case::on(task(&[("CUDA_VISIBLE_DEVICES", "3")]));
     bashrc.above =
         vec![ancestor("gpu-align verify", 42, "3"), ancestor("bash -lc gpu-align", 41, &both)];
