@@ -271,6 +271,12 @@ class Verify(unittest.TestCase):
                 self.assertIn("rank 0 (pid ", said["sharing"][1])
                 self.assertIn("there are more tasks than cards", said["sharing"][1])
 
+    def test_rule_5_tasks_that_the_user_put_on_one_card_are_meant(self):
+        for options in (["--gpu-bind=single:2", "--gpu-align=off"], ["--gpu-bind=single:2", *QUIET], ["--gpu-align=single,map=0,print=off"]):
+            for said, code, _ in self.meet(2, "--gres=gpu:2", *options):
+                self.assertEqual((code, said["sharing"][0]), (0, "note"), (options, said))
+                self.assertIn("it was given to each of them", said["sharing"][1])
+
     @unittest.skipUnless(AS_ROOT, "a mount namespace needs root")
     def test_fc_38_a_container_with_half_of_the_device_nodes(self):
         script = textwrap.dedent(f"""\

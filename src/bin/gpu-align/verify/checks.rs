@@ -5,7 +5,7 @@ use gpu_align::device::{Device, Uuid};
 use serde::Serialize;
 
 use super::expect::Expected;
-use super::sharing::{TaskOf, held, on_device};
+use super::sharing::{TaskOf, held};
 use crate::inside::hands::{Ancestor, Hit, likely};
 use crate::inside::scene::{ORDER, PCI_ORDER, Scene, VISIBLE};
 use crate::inside::screen::count;
@@ -47,7 +47,7 @@ pub struct Check {
     pub needed: bool,
 }
 
-fn check(name: &'static str, state: State, says: impl Into<String>) -> Check {
+pub fn check(name: &'static str, state: State, says: impl Into<String>) -> Check {
     Check { name, state, says: says.into(), needed: matches!(name, "kernel" | "cuda" | "expect") }
 }
 
@@ -442,75 +442,6 @@ impl Evidence<'_> {
             ),
             None => check("nvml", State::Fine, format!("{text}, those that can be opened")),
         }
-    }
-
-    /// Two tasks of the step on one device, unless that was asked for.
-    fn sharing(&self) -> Option<Check> {
-        let usage = self.usage.as_ref().ok()?;
-        let env = &self.scene.env;
-        let (job, step) = (env.get("SLURM_JOB_ID")?, env.get("SLURM_STEP_ID")?);
-        let (tasks, devices) = (self.scene.tasks_here().unwrap_or(1), self.scene.step_devices());
-        // More tasks than devices cannot but share, evenly at best.
-        let fair = tasks.div_ceil(devices.max(1));
-        let bound = self.is_bound_to_one();
-        let mut unknown = 0;
-        let (mut meant, mut wrong) = (Vec::new(), Vec::new());
-        for card in self.visible_cards(usage) {
-            for (name, holders) in held(card) {
-                let found = on_device(&name, &holders, job, step, self.task_of);
-                unknown += found.unknown.len();
-                if found.ranks.len() > 1 {
-                    let rank = |(rank, of): (&String, &Vec<(u32, String)>)| {
-                        let (pid, command) = &of[0];
-                        format!("rank {rank} (pid {pid}, '{command}')")
-                    };
-                    let ranks: Vec<String> = found.ranks.iter().map(rank).collect();
-                    let shared =
-                        if bound || found.is_meant(fair) { &mut meant } else { &mut wrong };
-                    shared.push(format!("{name}: {}", ranks.join(", ")));
-                }
-            }
-        }
-        let says = |shared: &[String], end: &str| {
-            format!("tasks of step {job}.{step} hold one card: {}; {end}", shared.join("; "))
-        };
-        if !wrong.is_empty() {
-            let end = "each should use cuda:LOCAL_RANK under --gpu-align=all, or cuda:0 under \
-                       --gpu-align=single";
-            return Some(check("sharing", State::Wrong, says(&wrong, end)));
-        }
-        if !meant.is_empty() {
-            let end = match tasks > devices {
-                true => "there are more tasks than cards",
-                false => "it was given to each of them",
-            };
-            return Some(check("sharing", State::Note, says(&meant, end)));
-        }
-        match unknown {
-            0 => Some(check("sharing", State::Fine, "no card is held by two tasks of this step")),
-            n => Some(check(
-                "sharing",
-                State::Unseen,
-                format!(
-                    "{} on these cards cannot be told: another user's, or counted in another PID \
-                     namespace",
-                    count(n, "process").replace("processs", "processes")
-                ),
-            )),
-        }
-    }
-
-    /// Whether the user's own `--gpu-bind` leaves these tasks one device.
-    fn is_bound_to_one(&self) -> bool {
-        let words = ["single:", "map_gpu:", "mask_gpu:"];
-        let binding = self.scene.env.get("SLURMD_TRES_BIND").unwrap_or_default();
-        self.scene.reach.len() == 1 && words.iter().any(|word| binding.contains(word))
-    }
-
-    fn visible_cards<'a>(&'a self, usage: &'a Usage) -> impl Iterator<Item = &'a CardUse> {
-        let own: Vec<_> =
-            self.scene.reach.iter().map(|d| self.scene.cards().card(*d).pci).collect();
-        usage.cards.iter().filter(move |card| own.contains(&card.pci))
     }
 
     /// The cards that the other process really holds.

@@ -1,11 +1,84 @@
-//! Which tasks' processes hold which card: NVML's process list, and what each
-//! of those processes was started with.
+//! Whether two tasks of the step hold one card: by NVML's process list, and what
+//! each of those processes was started with.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use super::checks::{Check, Evidence, State, check};
 use crate::inside::env::{Env, command};
-use crate::inside::usage::{CardUse, Holder};
+use crate::inside::screen::count;
+use crate::inside::usage::{CardUse, Holder, Usage};
+
+impl Evidence<'_> {
+    /// Two tasks of the step on one device, unless that was asked for.
+    pub fn sharing(&self) -> Option<Check> {
+        let usage = self.usage.as_ref().ok()?;
+        let env = &self.scene.env;
+        let (job, step) = (env.get("SLURM_JOB_ID")?, env.get("SLURM_STEP_ID")?);
+        let (tasks, devices) = (self.scene.tasks_here().unwrap_or(1), self.scene.step_devices());
+        // More tasks than devices cannot but share, evenly at best.
+        let fair = tasks.div_ceil(devices.max(1));
+        let bound = self.is_bound_to_one();
+        let mut unknown = 0;
+        let (mut meant, mut wrong) = (Vec::new(), Vec::new());
+        for card in self.visible_cards(usage) {
+            for (name, holders) in held(card) {
+                let found = on_device(&name, &holders, job, step, self.task_of);
+                unknown += found.unknown.len();
+                if found.ranks.len() > 1 {
+                    let rank = |(rank, of): (&String, &Vec<(u32, String)>)| {
+                        let (pid, command) = &of[0];
+                        format!("rank {rank} (pid {pid}, '{command}')")
+                    };
+                    let ranks: Vec<String> = found.ranks.iter().map(rank).collect();
+                    let shared =
+                        if bound || found.is_meant(fair) { &mut meant } else { &mut wrong };
+                    shared.push(format!("{name}: {}", ranks.join(", ")));
+                }
+            }
+        }
+        let says = |shared: &[String], end: &str| {
+            format!("tasks of step {job}.{step} hold one card: {}; {end}", shared.join("; "))
+        };
+        if !wrong.is_empty() {
+            let end = "each should use cuda:LOCAL_RANK under --gpu-align=all, or cuda:0 under \
+                       --gpu-align=single";
+            return Some(check("sharing", State::Wrong, says(&wrong, end)));
+        }
+        if !meant.is_empty() {
+            let end = match tasks > devices {
+                true => "there are more tasks than cards",
+                false => "it was given to each of them",
+            };
+            return Some(check("sharing", State::Note, says(&meant, end)));
+        }
+        match unknown {
+            0 => Some(check("sharing", State::Fine, "no card is held by two tasks of this step")),
+            n => Some(check(
+                "sharing",
+                State::Unseen,
+                format!(
+                    "{} on these cards cannot be told: another user's, or counted in another PID \
+                     namespace",
+                    count(n, "process").replace("processs", "processes")
+                ),
+            )),
+        }
+    }
+
+    /// Whether the user's own `--gpu-bind` leaves these tasks one device.
+    fn is_bound_to_one(&self) -> bool {
+        let words = ["single:", "map_gpu:", "mask_gpu:"];
+        let binding = self.scene.env.get("SLURMD_TRES_BIND").unwrap_or_default();
+        self.scene.reach.len() == 1 && words.iter().any(|word| binding.contains(word))
+    }
+
+    fn visible_cards<'a>(&'a self, usage: &'a Usage) -> impl Iterator<Item = &'a CardUse> {
+        let own: Vec<_> =
+            self.scene.reach.iter().map(|d| self.scene.cards().card(*d).pci).collect();
+        usage.cards.iter().filter(move |card| own.contains(&card.pci))
+    }
+}
 
 /// The task that a process belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
