@@ -159,6 +159,20 @@ fn a_record_of_other_cards_is_not() {
 }
 
 #[test]
+fn a_record_that_gives_two_devices_one_name_is_not() {
+    let node = Node::new();
+    let slice = "MIG-00000000-00a0-5000-8000-000000000001";
+    assert_eq!(
+        node.disbelief(|r| r["cards"][1]["uuid"] = UUID.into()),
+        format!("it names two devices {UUID}")
+    );
+    assert_eq!(
+        node.disbelief(|r| r["cards"][0]["slices"][1]["uuid"] = slice.into()),
+        format!("it names two devices {slice}")
+    );
+}
+
+#[test]
 fn a_record_of_other_slices_is_not() {
     let node = Node::new();
     let other = "it has other slices for card 0000:01:00.0 than the driver";
