@@ -211,14 +211,26 @@ fn same_slices(said: &Card, now: &Now) -> Result<(), Disbelief> {
     Err(Disbelief::OtherSlices(said.pci))
 }
 
-/// The cards of a record of root's from this boot, whatever else has changed
-/// since: what was there once and is gone now.
+/// The cards that a record of root's from this boot has seen, whatever else has
+/// changed since: those that were there when it was written, and those that were
+/// gone by then.
 pub fn seen_this_boot(path: &Path, root: &Path) -> Vec<Card> {
-    let Ok(bytes) = bytes_owned_by(ROOT, path) else { return Vec::new() };
-    match (serde_json::from_slice::<Contents>(&bytes), boot_id(root)) {
-        (Ok(contents), Ok(boot_id)) if contents.boot_id == boot_id => contents.cards,
-        _ => Vec::new(),
+    seen_by(ROOT, path, root).unwrap_or_default()
+}
+
+fn seen_by(owner: u32, path: &Path, root: &Path) -> Option<Vec<Card>> {
+    #[derive(Deserialize)]
+    struct Seen {
+        schema: u32,
+        boot_id: String,
+        cards: Vec<Card>,
+        #[serde(default)]
+        gone: Vec<Card>,
     }
+    let bytes = bytes_owned_by(owner, path).ok()?;
+    let Seen { schema, boot_id: boot, mut cards, gone } = serde_json::from_slice(&bytes).ok()?;
+    cards.extend(gone);
+    (schema == SCHEMA && boot == boot_id(root).ok()?).then_some(cards)
 }
 
 #[derive(Debug, Error)]

@@ -115,7 +115,9 @@ impl TaskProlog {
         let number = |name: &str| variable(name).and_then(|n| n.parse::<u32>().ok());
         let node = variable("SLURMD_NODENAME").unwrap_or_else(host_name);
         let own = self.gres_conf.as_deref();
-        let list = inventory.as_ref().ok().and_then(|known| files::gres_list(own, &node, known));
+        // Without a list that can be trusted, numbers are read as the neighbours read them.
+        let read = |known| files::gres_list(own, &node, known).ok().flatten();
+        let list = inventory.as_ref().ok().and_then(read);
         let tasks = match kind {
             Kind::Normal => variable("SLURM_STEP_TASKS_PER_NODE").and_then(|list| {
                 step::tasks_on_node(&list, number("SLURM_NODEID").unwrap_or(0) as usize)
