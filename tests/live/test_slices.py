@@ -4,6 +4,7 @@
 # cluster Mixed: --node tests/nodes/fc06.json --gres tests/gres/fc06.conf
 # cluster MixedUnconstrained: --node tests/nodes/fc06.json --gres tests/gres/fc06.conf --constrain no
 import json
+import os
 import unittest
 from pathlib import Path
 
@@ -90,6 +91,22 @@ class FourSlices(unittest.TestCase):
     def test_indices_are_no_names_for_slices(self):
         [(visible, cuda)], _ = probed("-n1", "--gres=gpu:1", "--gpu-align=ids=index")
         self.assertEqual((visible, cuda), (SLICE[0], SLICE[:1]))
+
+    def test_slices_that_nobody_names_are_no_missing_cards(self):
+        conf = Path(os.environ["SLURM_CONF"]).with_name("gres.conf")
+        files = conf.read_text()
+        self.addCleanup(conf.write_text, files)
+        job = {"SLURMD_NODENAME": "n1", "SLURM_JOB_ID": "4713", "SLURM_JOB_GPUS": "1"}
+        for text in (files, "AutoDetect=nvml\nName=gpu\n"):
+            conf.write_text(text)
+            with NodeFile(lambda node: node.update(nvml={"fault": "unknown"})):
+                done = run("gpu-align", "prolog", "--drain", env=job)
+                checked = run("gpu-align", "check", "--node=n1")
+            self.assertEqual((done.returncode, done.stderr.count("\n")), (0, 2), done.stderr)
+            self.assertIn("Slurm's position 1 may be any card", done.stderr)
+            record = json.loads(Path("/run/gpu-align/jobs/4713.json").read_text())
+            self.assertEqual((record["cards"], record["unknown"]), ([], [1]))
+            self.assertNotIn("look for a lost card", checked.stdout)
 
     def test_slices_made_after_the_record_are_not_taken_from_it(self):
         self.assertEqual(run("gpu-align", "prolog").stderr, "")

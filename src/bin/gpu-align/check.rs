@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use gpu_align::device::Inventory;
+use gpu_align::node::capabilities;
 use gpu_align::node::child;
 use gpu_align::node::stock::{Fault, FaultKind, Stock};
 use gpu_align::slurm::conf::{self, ConfError};
@@ -143,10 +144,13 @@ impl Check {
         constrained: Option<bool>,
         findings: &mut Findings,
     ) {
+        let root = Path::new("/");
         let list = match files::gres_list(self.gres_conf.as_deref(), node, inventory) {
             Ok(Some(list)) => list,
             // Neither Slurm nor the node knows of any card.
             Err(GresError::NoGpus { .. }) if inventory.is_empty() => return,
+            // NVML's silence is said already.
+            Err(GresError::CardsGone { .. }) if !capabilities::are_known(root, inventory) => return,
             Ok(None) => {
                 let advice = "run this where slurmd runs, or give --gres-conf";
                 return findings.blind("gres.conf", "it was not found", advice);

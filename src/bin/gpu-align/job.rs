@@ -148,6 +148,8 @@ pub mod tests {
     use gpu_align::device::{Card, Inventory};
     use gpu_align::slurm::gres_list::GresList;
 
+    use crate::numbering::Cards;
+
     /// INV8P of the field cases.
     pub fn inv8p() -> Inventory {
         let card = |(rank, minor): (usize, u32)| Card {
@@ -159,6 +161,10 @@ pub mod tests {
             slices: Vec::new(),
         };
         Inventory::new([4, 5, 6, 7, 2, 3, 0, 1].into_iter().enumerate().map(card).collect())
+    }
+
+    fn whole(inventory: Inventory) -> Cards {
+        Cards { inventory, gone: Vec::new(), slices_known: true }
     }
 
     fn resolved(env: &[(&str, &str)], constrained: bool) -> (JobRecord, Vec<String>) {
@@ -173,7 +179,7 @@ pub mod tests {
     ) -> (JobRecord, Vec<String>) {
         let stat = |file: &str| Some((195, file.trim_start_matches("/dev/nvidia").parse().ok()?));
         let list = |known: &Inventory| GresList::from_text(gres, "", "n1", &stat, known).map(Some);
-        let numbering = Numbering::new(inventory.clone(), &[], constrained, None, list);
+        let numbering = Numbering::new(whole(inventory.clone()), constrained, None, list);
         let env = |name: &str| env.iter().find(|(n, _)| *n == name).map(|(_, v)| v.to_string());
         let mut problems = Vec::new();
         let record = JobRecord::of("7".into(), "n1".into(), env, &numbering, &mut problems);
@@ -253,7 +259,7 @@ pub mod tests {
         let list = |known: &Inventory| {
             GresList::from_text("Name=gpu oops", "", "n1", &|_| None, known).map(Some)
         };
-        let numbering = Numbering::new(inv8p(), &[], true, Some(8), list);
+        let numbering = Numbering::new(whole(inv8p()), true, Some(8), list);
         let env = |name: &str| env.iter().find(|(n, _)| *n == name).map(|(_, v)| v.to_string());
         let mut problems = Vec::new();
         let record = JobRecord::of("7".into(), "n1".into(), env, &numbering, &mut problems);

@@ -25,9 +25,20 @@ pub enum Meaning {
     Unknown,
 }
 
+/// The node's cards, as far as they are known.
+pub struct Cards {
+    /// Those that are there.
+    pub inventory: Inventory,
+    /// Those that were there earlier in this boot.
+    pub gone: Vec<Card>,
+    /// Whether the slices of every card that is cut are known.
+    pub slices_known: bool,
+}
+
 pub struct Numbering {
     /// The cards that are there.
     inventory: Inventory,
+    slices_known: bool,
     list: Listed,
     /// The same with the cards that were there earlier in this boot; `None`
     /// where none is gone.
@@ -42,18 +53,19 @@ pub struct Numbering {
 impl Numbering {
     /// `list` reads the gres list over an inventory.
     pub fn new(
-        inventory: Inventory,
-        gone: &[Card],
+        cards: Cards,
         constrained: bool,
         configured: Option<usize>,
         list: impl Fn(&Inventory) -> Listed,
     ) -> Numbering {
+        let Cards { inventory, gone, slices_known } = cards;
         let before = (!gone.is_empty()).then(|| {
-            let before = Inventory::new([inventory.cards(), gone].concat());
+            let before = Inventory::new([inventory.cards(), &gone].concat());
             let list = list(&before);
             (before, list)
         });
-        Numbering { list: list(&inventory), inventory, before, constrained, configured }
+        let list = list(&inventory);
+        Numbering { inventory, slices_known, list, before, constrained, configured }
     }
 
     pub fn inventory(&self) -> &Inventory {
@@ -64,27 +76,41 @@ impl Numbering {
         &self.list
     }
 
-    /// Whether Slurm gives cards of this node out, whatever is there.
+    /// Whether cards belong here, whatever is there: Slurm gives some out, or
+    /// there were some.
     pub fn expects_cards(&self) -> bool {
-        matches!(&self.list, Ok(Some(_)) | Err(GresError::CardsGone { .. }))
+        let listed = matches!(&self.list, Ok(Some(_)) | Err(GresError::CardsGone { .. }));
+        listed || self.before.is_some()
     }
 
     pub fn constrained(&self) -> bool {
         self.constrained
     }
 
+    pub fn slices_known(&self) -> bool {
+        self.slices_known
+    }
+
     pub fn meaning(&self, position: u32) -> Meaning {
-        match &self.list {
-            Err(GresError::CardsGone { .. }) => self.where_lists_agree(None, position),
-            Ok(Some(list)) if self.before.is_some() && list.autodetect() != AutoDetect::Off => {
-                self.where_lists_agree(Some(list), position)
+        let list = match &self.list {
+            Ok(Some(list)) if list.autodetect() == AutoDetect::Off => list,
+            // Slices have positions of their own.
+            _ if !self.slices_known => return Meaning::Unknown,
+            Ok(Some(list)) if self.before.is_some() => {
+                return self.where_lists_agree(Some(list), position);
             }
-            Ok(Some(list)) => match self.constrained {
-                true => list.device(position),
-                false => self.as_neighbours_read_it(Some(list), position),
-            }
-            .map_or_else(|| self.gone_or_nothing(position), Meaning::Device),
-            Ok(None) | Err(_) => self.without_list(position),
+            Ok(Some(list)) => list,
+            Err(GresError::CardsGone { .. }) => return self.where_lists_agree(None, position),
+            Ok(None) | Err(_) => return self.without_list(position),
+        };
+        let device = match self.constrained {
+            true => list.device(position),
+            false => self.as_neighbours_read_it(Some(list), position),
+        };
+        match device {
+            Some(device) => Meaning::Device(device),
+            None if list.is_slice(position) => Meaning::Unknown,
+            None => self.gone_or_nothing(position),
         }
     }
 
@@ -165,9 +191,14 @@ mod tests {
         let list =
             |known: &Inventory| GresList::from_text(gres, &slurm, "n1", &stat, known).map(Some);
         let configured = count.parse().ok();
-        let left = Inventory::new(left);
-        let numbering = Numbering::new(left, &gone, constrained, configured, list);
+        let cards = Cards { gone: gone.to_vec(), ..whole(left) };
+        let numbering = Numbering::new(cards, constrained, configured, list);
         (0..8).map(|position| numbering.meaning(position)).collect()
+    }
+
+    /// Nothing is gone and nothing cut.
+    fn whole(cards: Vec<Card>) -> Cards {
+        Cards { inventory: Inventory::new(cards), gone: Vec::new(), slices_known: true }
     }
 
     /// Ranks after the loss.
@@ -206,11 +237,30 @@ mod tests {
     fn without_a_list_a_number_is_a_rank_only_if_no_card_is_missing() {
         let meaning = |configured, constrained| {
             let none = |_: &Inventory| Ok(None);
-            Numbering::new(inv8p(), &[], constrained, configured, none).meaning(5)
+            let cards = whole(inv8p().cards().to_vec());
+            Numbering::new(cards, constrained, configured, none).meaning(5)
         };
         assert_eq!(meaning(Some(8), false), Meaning::Device(Device::whole(5)));
         assert_eq!(meaning(Some(9), false), Meaning::Unknown);
         assert_eq!(meaning(None, false), Meaning::Unknown);
         assert_eq!(meaning(Some(8), true), Meaning::Unknown);
+    }
+
+    #[test]
+    fn slices_that_nobody_names_are_unknown_and_no_missing_cards() {
+        let stat = |file: &str| match file {
+            "/dev/nvidia4" => Some((195, 4)),
+            _ => Some((239, 12)),
+        };
+        let gres = "Name=gpu MultipleFiles=/dev/nvidia4,/dev/nvidia-caps/nvidia-cap[12-13]";
+        for gres in [gres, "AutoDetect=nvml"] {
+            let list =
+                |known: &Inventory| GresList::from_text(gres, "", "n1", &stat, known).map(Some);
+            for constrained in [true, false] {
+                let cards = Cards { slices_known: false, ..whole(inv8p().cards().to_vec()) };
+                let numbering = Numbering::new(cards, constrained, None, list);
+                assert_eq!(numbering.meaning(0), Meaning::Unknown, "{gres} {constrained}");
+            }
+        }
     }
 }

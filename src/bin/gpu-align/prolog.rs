@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use gpu_align::device::{Card, Inventory};
+use gpu_align::node::capabilities;
 use gpu_align::node::child::{self, ChildError};
 use gpu_align::node::driver::{self, DriverError};
 use gpu_align::node::record::{self, Now};
@@ -23,7 +24,7 @@ use gpu_align::slurm::gres_conf::GresError;
 use crate::drain::{Drain, Problem, USUAL};
 use crate::inventory::json;
 use crate::job::JobRecord;
-use crate::numbering::Numbering;
+use crate::numbering::{Cards, Numbering};
 
 const EXAMPLES: &str = "\
 Exit status:
@@ -112,22 +113,24 @@ impl Prolog {
         let cgroup_conf = files::candidates("cgroup.conf");
         let constrained =
             cgroup_conf.iter().find_map(|path| files::constrains_devices(path).ok()) == Some(true);
-        let numbering = |known: Inventory, gone: &[Card]| {
-            Numbering::new(known, gone, constrained, files::configured_gpus(&node), list)
+        let numbering = |inventory: Inventory, gone: Vec<Card>| {
+            let slices_known = capabilities::are_known(root, &inventory);
+            let cards = Cards { inventory, gone, slices_known };
+            Numbering::new(cards, constrained, files::configured_gpus(&node), list)
         };
         let numbering = match take_stock(root, deadline) {
             Ok(mut stock) => {
                 stock.remember(seen);
                 node_problems(&stock, problems);
                 let known = self.refresh(root, &stock, problems);
-                let numbering = numbering(known, &stock.gone);
+                let numbering = numbering(known, stock.gone);
                 list_problems(&numbering, problems);
                 numbering
             }
             Err(error) => {
-                let numbering = numbering(Inventory::empty(), &seen);
+                let numbering = numbering(Inventory::empty(), seen);
                 // A node without a driver and without configured cards has none.
-                if seen.is_empty() && !numbering.expects_cards() {
+                if !numbering.expects_cards() {
                     return;
                 }
                 problems.push(Problem::new(Drain::Missing, error.to_string()));
@@ -244,6 +247,8 @@ fn list_problems(numbering: &Numbering, problems: &mut Vec<Problem>) {
     let list = match numbering.list() {
         Ok(Some(list)) => list,
         Ok(None) => return,
+        // NVML's silence is said already.
+        Err(GresError::CardsGone { .. }) if !numbering.slices_known() => return,
         // A driver may be loaded on a node without cards.
         Err(GresError::NoGpus { .. }) if numbering.inventory().is_empty() => return,
         Err(error) => {
