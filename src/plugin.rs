@@ -213,7 +213,9 @@ impl Running {
         // slurmd gives it to slurmstepd; the job's environment gets it later.
         let node = std::env::var("SLURMD_NODENAME").unwrap_or_else(|_| "this node".to_owned());
         let own = plugin.site.gres_conf.as_deref();
-        let list = inventory.as_ref().ok().and_then(|known| files::gres_list(own, &node, known));
+        // Without a list that can be trusted, numbers are read as the neighbours read them.
+        let read = |known| files::gres_list(own, &node, known).ok().flatten();
+        let list = inventory.as_ref().ok().and_then(read);
         let step = Step {
             name: step::name(spank.job_id().ok()?, spank.step_id().ok()?),
             node,

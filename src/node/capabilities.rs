@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::device::Minor;
+use crate::device::{Inventory, Minor};
 use crate::node::text;
 
 /// More than any card can be cut into.
@@ -32,6 +32,12 @@ fn folder(root: &Path, minor: Minor) -> PathBuf {
 pub fn is_cut(root: &Path, minor: Minor) -> bool {
     let folder = folder(root, minor);
     fs::metadata(&folder).is_ok_and(|meta| meta.nlink() != 2 && !gis(&folder).is_empty())
+}
+
+/// Whether every card that is cut has its slices in the inventory: only NVML, or
+/// a record of what it said, names them.
+pub fn are_known(root: &Path, inventory: &Inventory) -> bool {
+    inventory.cards().iter().all(|card| !card.slices.is_empty() || !is_cut(root, card.minor))
 }
 
 /// The card's compute instances, in order of GPU instance and compute instance.

@@ -5,6 +5,7 @@
 //! the writer dies; and it believes only one that root alone could write and
 //! that speaks of this boot, this driver, these cards and these slices.
 
+use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -13,7 +14,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use thiserror::Error;
 
-use crate::device::{Card, Inventory, PciAddress, clip};
+use crate::device::{Card, Inventory, PciAddress, Uuid, clip};
 use crate::node::{capabilities, driver, text};
 
 /// Where the record lies unless plugstack.conf says `record=`.
@@ -58,6 +59,8 @@ pub enum Disbelief {
     CardNew(PciAddress),
     #[error("it has another minor or UUID for card {0} than the driver")]
     OtherCard(PciAddress),
+    #[error("it names two devices {0}")]
+    SharedUuid(Uuid),
     #[error("it has other slices for card {0} than the driver")]
     OtherSlices(PciAddress),
     #[error("this boot, its driver or its slices cannot be told ({0})")]
@@ -161,7 +164,19 @@ pub fn believe(bytes: &[u8], now: &Now) -> Result<Vec<Card>, Disbelief> {
     }
     let cards = Inventory::new(contents.cards).cards().to_vec();
     same_cards(&cards, now)?;
+    no_name_twice(&cards)?;
     Ok(cards)
+}
+
+/// CUDA sees no card at all when a UUID is listed twice, and two tasks would
+/// share one.
+fn no_name_twice(cards: &[Card]) -> Result<(), Disbelief> {
+    let mut names = BTreeSet::new();
+    let slices = cards.iter().flat_map(|card| &card.slices).map(|slice| &slice.uuid);
+    match cards.iter().flat_map(|card| &card.uuid).chain(slices).find(|uuid| !names.insert(*uuid)) {
+        Some(uuid) => Err(Disbelief::SharedUuid(uuid.clone())),
+        None => Ok(()),
+    }
 }
 
 fn same_cards(cards: &[Card], now: &Now) -> Result<(), Disbelief> {
@@ -196,14 +211,26 @@ fn same_slices(said: &Card, now: &Now) -> Result<(), Disbelief> {
     Err(Disbelief::OtherSlices(said.pci))
 }
 
-/// The cards of a record of root's from this boot, whatever else has changed
-/// since: what was there once and is gone now.
+/// The cards that a record of root's from this boot has seen, whatever else has
+/// changed since: those that were there when it was written, and those that were
+/// gone by then.
 pub fn seen_this_boot(path: &Path, root: &Path) -> Vec<Card> {
-    let Ok(bytes) = bytes_owned_by(ROOT, path) else { return Vec::new() };
-    match (serde_json::from_slice::<Contents>(&bytes), boot_id(root)) {
-        (Ok(contents), Ok(boot_id)) if contents.boot_id == boot_id => contents.cards,
-        _ => Vec::new(),
+    seen_by(ROOT, path, root).unwrap_or_default()
+}
+
+fn seen_by(owner: u32, path: &Path, root: &Path) -> Option<Vec<Card>> {
+    #[derive(Deserialize)]
+    struct Seen {
+        schema: u32,
+        boot_id: String,
+        cards: Vec<Card>,
+        #[serde(default)]
+        gone: Vec<Card>,
     }
+    let bytes = bytes_owned_by(owner, path).ok()?;
+    let Seen { schema, boot_id: boot, mut cards, gone } = serde_json::from_slice(&bytes).ok()?;
+    cards.extend(gone);
+    (schema == SCHEMA && boot == boot_id(root).ok()?).then_some(cards)
 }
 
 #[derive(Debug, Error)]

@@ -33,6 +33,10 @@ pub struct Stock {
     pub nvml: Option<Fault>,
     /// In PCI order.
     pub cards: Vec<StockCard>,
+    /// Cards that an earlier record of this boot has and the driver no longer
+    /// lists; only the Prolog, which keeps the record, knows of any.
+    #[serde(default)]
+    pub gone: Vec<Card>,
     /// Where the driver and NVML tell different stories, a sentence each.
     pub differences: Vec<String>,
 }
@@ -157,6 +161,7 @@ impl Stock {
             cuda: view.cuda,
             nvml: fault,
             cards,
+            gone: Vec::new(),
             differences,
         })
     }
@@ -165,6 +170,12 @@ impl Stock {
     pub fn is_sound(&self) -> bool {
         let silent = self.cards.iter().any(|card| card.fault.is_some());
         self.nvml.is_none() && !silent && self.differences.is_empty()
+    }
+
+    /// Sorts out which of the cards that were seen earlier are gone.
+    pub fn remember(&mut self, seen: Vec<Card>) {
+        let is_gone = |card: &Card| self.cards.iter().all(|now| now.pci != card.pci);
+        self.gone = seen.into_iter().filter(is_gone).collect();
     }
 
     /// The cards and slices, as the rest of gpu-align knows them.

@@ -5,6 +5,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 
 use super::conf::{self, ConfError};
+use super::gres_conf::{GresError, node_gres};
 use super::gres_list::GresList;
 use crate::device::Inventory;
 
@@ -18,13 +19,30 @@ pub fn candidates(name: &str) -> Vec<PathBuf> {
     beside.into_iter().chain(usual).map(|folder| folder.join(name)).collect()
 }
 
-/// The gres list, from the site's own path or the first gres.conf that is there.
-/// One that cannot be understood hides the others: they are not slurmd's.
-pub fn gres_list(own: Option<&Path>, node: &str, inventory: &Inventory) -> Option<GresList> {
-    let usual = candidates("gres.conf");
-    let mut paths = own.into_iter().chain(usual.iter().map(PathBuf::as_path));
-    let path = paths.find(|path| path.exists())?;
-    GresList::read(path, node, Path::new("/"), inventory).ok()
+/// The gres.conf to read: the site's own, whether it is there or not (a wrong
+/// path is to be said), or the first of the usual ones that is there.
+pub fn gres_conf(own: Option<&Path>) -> Option<PathBuf> {
+    let usual = || candidates("gres.conf").into_iter().find(|path| path.exists());
+    own.map(Path::to_owned).or_else(usual)
+}
+
+/// The gres list; `None` where no gres.conf is found. One that cannot be
+/// understood hides the others: they are not slurmd's.
+pub fn gres_list(
+    own: Option<&Path>,
+    node: &str,
+    inventory: &Inventory,
+) -> Result<Option<GresList>, GresError> {
+    let read = |path: PathBuf| GresList::read(&path, node, Path::new("/"), inventory);
+    gres_conf(own).map(read).transpose()
+}
+
+/// How many GPUs slurm.conf's `Gres=` counts on a node; `None` where it does not
+/// name the node with GPUs, or cannot be read.
+pub fn configured_gpus(node: &str) -> Option<usize> {
+    let path = candidates("slurm.conf").into_iter().find(|path| path.exists())?;
+    let gpus = node_gres(&conf::read(&path).ok()?, node)?;
+    Some(gpus.iter().map(|(_, count)| count).sum())
 }
 
 /// Whether a cgroup.conf says `ConstrainDevices=yes`.

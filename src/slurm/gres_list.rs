@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use super::autodetect::{Entry, detected, nvml_cards, proc_cards};
 use super::conf::{self, Line};
 use super::gres_conf::{self, AutoDetect, GresConf, GresError, NodeGres, Record};
-use crate::device::{Device, Inventory, Minor};
+use crate::device::{Device, Inventory, Minor, clip};
 
 /// Of `/dev/nvidiaN`; nvidiactl and nvidia-modeset share it, but are no card's minor.
 const NVIDIA_MAJOR: u32 = 195;
@@ -29,6 +29,8 @@ const NVIDIA_MAJOR: u32 = 195;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GresList {
     positions: Vec<Position>,
+    /// By position, as slurmd spells them.
+    files: Vec<String>,
     autodetect: AutoDetect,
     source: PathBuf,
 }
@@ -95,17 +97,18 @@ impl GresList {
         };
         // As slurmd does: a GPU without a file is no GPU.
         list.retain(|entry| entry.file.is_some());
-        if list.is_empty() {
-            return Err(GresError::NoFiles(source.to_owned()));
-        }
         // slurmd keeps the list of its start: behind a card that was lost since, today's positions
         // are not Slurm's.
         if autodetect != AutoDetect::Off && list.len() < wanted {
             let conf = source.to_owned();
             return Err(GresError::CardsGone { conf, wanted, found: list.len() });
         }
+        if list.is_empty() {
+            return Err(GresError::NoGpus { conf: source.to_owned(), node: clip(node) });
+        }
         Ok(GresList {
-            positions: list.into_iter().map(|entry| entry.position).collect(),
+            positions: list.iter().map(|entry| entry.position).collect(),
+            files: list.into_iter().filter_map(|entry| entry.file).collect(),
             autodetect,
             source: source.to_owned(),
         })
@@ -119,6 +122,11 @@ impl GresList {
     /// The very device at a position.
     pub fn device(&self, position: u32) -> Option<Device> {
         self.get(position)?.device
+    }
+
+    /// The device file at a position; several are joined by commas.
+    pub fn file(&self, position: u32) -> Option<&str> {
+        self.files.get(usize::try_from(position).ok()?).map(String::as_str)
     }
 
     /// Every position's device.

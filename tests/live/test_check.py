@@ -72,7 +72,7 @@ class Tidy(unittest.TestCase):
         with Changed("gres.conf", lambda text: text.replace("[0-3]", "[0-2]") + "Name=gpu File=/dev/null\n"):
             code, said = check()
         self.assertEqual(code, 1)
-        self.assertIn("has no card behind its File; correct it", said)
+        self.assertIn("has no card behind its File /dev/null; correct it", said)
         self.assertIn("card 0000:71:00.0 (/dev/nvidia3) is not configured", said)
 
     def test_persistence(self):
@@ -100,6 +100,47 @@ class Tidy(unittest.TestCase):
             code, said = check("--timeout=1")
         self.assertEqual(code, 1)
         self.assertIn("NVML did not answer within 1.0 s", said)
+
+    def test_cards_out_of_a_jobs_reach_are_not_looked_at(self):
+        done = run("srun", "-n1", "--gres=gpu:1", "gpu-align", "check", "--node=n1")
+        self.assertEqual((done.returncode, done.stdout.count("could not look: card ")), (2, 3), done.stdout)
+        self.assertEqual(done.stdout.count("\n"), 3, done.stdout)
+
+    def test_a_file_that_may_not_be_read_is_not_looked_at(self):
+        for name in ("gres.conf", "cgroup.conf", "plugstack.conf", "slurm.conf"):
+            path = ETC / name
+            mode = path.stat().st_mode
+            path.chmod(0o600)
+            try:
+                done = run("su", "nobody", "-s", "/bin/sh", "-c", "gpu-align check --node=n1")
+            finally:
+                path.chmod(mode)
+            self.assertEqual(done.returncode, 2, (name, done.stdout))
+            self.assertRegex(done.stdout, f"could not look: .*{name}.*Permission denied.*run this as root")
+            self.assertEqual(done.stdout.count("problem: "), 0, done.stdout)
+
+    def test_a_wrong_path_is_not_another_file(self):
+        code, said = check("--gres-conf=/nowhere/gres.conf")
+        self.assertEqual((code, said.count("\n")), (2, 1), said)
+        self.assertIn("could not look: gres.conf: cannot read /nowhere/gres.conf", said)
+
+    def test_without_the_driver_the_files_without_a_card_are_named(self):
+        driver, away = Path("/proc/driver/nvidia"), Path("/proc/driver/away")
+        driver.rename(away)
+        try:
+            code, said = check()
+        finally:
+            away.rename(driver)
+        self.assertEqual((code, said.count("\n")), (1, 5), said)
+        self.assertIn("could not look: driver: the NVIDIA driver is not loaded", said)
+        for minor in range(4):
+            self.assertIn(f"position {minor} has no card behind its File /dev/nvidia{minor}; ", said)
+
+    def test_a_node_that_gres_conf_does_not_name(self):
+        with Changed("gres.conf", lambda text: text.replace("NodeName=n1", "NodeName=n2")):
+            code, said = check()
+        self.assertEqual((code, said.count("\n"), said.count(str(ETC / "gres.conf"))), (1, 1, 1), said)
+        self.assertIn("gives node n1 no GPUs, neither by File= nor by AutoDetect; name each card's file", said)
 
     def test_what_cannot_be_looked_at_is_said(self):
         with Changed("cgroup.conf", lambda text: text):

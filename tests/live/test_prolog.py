@@ -7,7 +7,11 @@ or the helper, for every UUID.
 # cluster Belief Shipped: --slurm 26.05 --node tests/nodes/unused8.json
 import json
 import os
-import stat
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
 import time
 import unittest
 from pathlib import Path
@@ -33,6 +37,14 @@ def tearDownModule():
 
 def prolog(*arguments, **env):
     return run("gpu-align", "prolog", *arguments, env={"SLURMD_NODENAME": "n1", **env})
+
+
+def assert_once_within(test, seconds, attempt):
+    """An attempt says how long it took. Load on the machine only adds: the quickest of a few counts."""
+    took = []
+    while not took or min(took) >= seconds and len(took) < 5:
+        took.append(attempt())
+    test.assertLess(min(took), seconds, took)
 
 
 class Shipped(unittest.TestCase):
@@ -65,6 +77,8 @@ class Shipped(unittest.TestCase):
         information.parent.rmdir()
         try:
             with NodeFile(lambda node: node["cards"].pop(2)):
+                # Each Prolog leaves a record without it, and the next one says it again.
+                prolog()
                 done = prolog("--drain=missing")
         finally:
             information.parent.mkdir()
@@ -74,13 +88,34 @@ class Shipped(unittest.TestCase):
         self.assertIn("position 6 of", done.stderr)
 
     def test_the_deadline_holds_when_nvml_hangs(self):
-        before = time.monotonic()
-        with NodeFile(lambda node: node.update(nvml={"sleep_s": 1000})):
-            done = prolog("--timeout=1", "--drain=unanswered")
-        self.assertLess(time.monotonic() - before, 1.3)
-        self.assertEqual(done.returncode, 1)
-        self.assertIn("NVML did not answer within", done.stderr)
-        self.assertEqual(run("pgrep", "-f", "gpu-align inventory").stdout, "")
+        def attempt():
+            before = time.monotonic()
+            with NodeFile(lambda node: node.update(nvml={"sleep_s": 1000})):
+                done = prolog("--timeout=1", "--drain=unanswered")
+            took = time.monotonic() - before
+            self.assertEqual(done.returncode, 1)
+            # NVML's share of the deadline, after which all the rest was done.
+            self.assertIn("NVML did not answer within 0.6 s", done.stderr)
+            self.assertNotIn("prolog was not done", done.stderr)
+            self.assertEqual(run("pgrep", "-f", "gpu-align inventory").stdout, "")
+            return took
+        assert_once_within(self, 1.2, attempt)
+
+
+class Unit(unittest.TestCase):
+    def test_the_unit_takes_stock_at_boot(self):
+        RECORD.unlink(missing_ok=True)
+        with tempfile.TemporaryDirectory() as prefix:
+            subprocess.run(["make", "-s", "install", f"PREFIX={prefix}"], cwd=ROOT, check=True)
+            unit = Path(prefix, "share/gpu-align/gpu-align.service")
+            [line] = re.findall(r"(?m)^ExecStart=(.*)$", unit.read_text())
+            done = run(*shlex.split(line), env={"SLURMD_NODENAME": "n1"})
+            self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "", ""))
+            if shutil.which("systemd-analyze"):
+                found = run("systemd-analyze", "verify", "--man=no", unit)
+                self.assertEqual((found.returncode, found.stdout + found.stderr), (0, ""))
+        record = json.loads(RECORD.read_text())
+        self.assertEqual((record["boot_id"], [card["uuid"] for card in record["cards"]]), (BOOT, UUIDS))
 
 
 class Belief(unittest.TestCase):
@@ -173,18 +208,26 @@ class Faults(unittest.TestCase):
         RECORD.unlink(missing_ok=True)
 
     def launch(self, **trouble):
-        with NodeFile(lambda node: node.update(nvml=trouble)):
+        """What the tasks see, and the log. A launch pays no more for a fault than the deadline."""
+        seen = {}
+
+        def attempt():
             before = time.monotonic()
-            tasks, log = srun("-n8", "--gres=gpu:8", "--gpu-align")
+            with NodeFile(lambda node: node.update(nvml=trouble)):
+                tasks, log = srun("-n8", "--gres=gpu:8", "--gpu-align")
             delay = time.monotonic() - before
-        plain = time.monotonic()
-        srun("-n8", "--gres=gpu:8", "--gpu-align=off")
-        delay -= time.monotonic() - plain
-        self.assertLess(delay, self.DEADLINE + 0.2)
+            self.assert_nothing_is_left()
+            before = time.monotonic()
+            srun("-n8", "--gres=gpu:8", "--gpu-align=off")
+            seen["tasks"], seen["log"] = {task.env["CUDA_VISIBLE_DEVICES"] for task in tasks}, log
+            return delay - (time.monotonic() - before)
+        assert_once_within(self, self.DEADLINE + 0.2, attempt)
+        return seen["tasks"], seen["log"]
+
+    def assert_nothing_is_left(self):
         self.assertFalse(drained())
         self.assertEqual(run("pgrep", "-f", "gpu-align inventory").stdout, "")
         self.assertFalse([p for p in Path("/proc").glob("[0-9]*/stat") if " Z " in read(p) and "gpu-align" in read(p)])
-        return {task.env["CUDA_VISIBLE_DEVICES"] for task in tasks}, log
 
     def assert_left(self, words, **trouble):
         visible, log = self.launch(**trouble)
@@ -213,7 +256,13 @@ class Faults(unittest.TestCase):
         self.assert_left("NVML does not start", fault="unknown")
 
     def test_absent(self):
-        self.assert_left("install the driver's libnvidia-ml.so.1", absent=True)
+        library = Path("/run/gpu-align-cluster/lib/libnvidia-ml.so.1")
+        away = library.with_name("away")
+        library.rename(away)
+        try:
+            self.assert_left("NVML cannot be loaded; install the driver's libnvidia-ml.so.1")
+        finally:
+            away.rename(library)
 
     def test_crash(self):
         self.assert_left("was ended by signal 6", fault="crash")
@@ -234,11 +283,16 @@ class Faults(unittest.TestCase):
             self.assertIn("0000:41:00.0", log)
 
     def test_a_step_without_gpus_asks_nobody(self):
-        with NodeFile(lambda node: node.update(nvml={"sleep_s": 1000})):
-            before = time.monotonic()
-            done = run("srun", "-n1", "--gpu-align", "true")
-        self.assertEqual((done.returncode, done.stderr), (0, ""))
-        self.assertLess(time.monotonic() - before, 1.5)
+        helper, real, asked = Path("/usr/bin/gpu-align"), Path("/usr/bin/gpu-align.real"), Path("/run/gpu-align-asked")
+        helper.rename(real)
+        self.addCleanup(real.rename, helper)
+        helper.write_text(f'#!/bin/sh\necho "$*" >> {asked}\nexec {real} "$@"\n')
+        helper.chmod(0o755)
+        done = run("srun", "-n1", "--gpu-align", "true")
+        self.assertEqual((done.returncode, done.stderr, read(asked)), (0, "", ""))
+        # A step with GPUs does, once.
+        srun("-n8", "--gres=gpu:8", "--gpu-align")
+        self.assertEqual(read(asked), "inventory --json\n")
 
 
 def read(path):

@@ -4,6 +4,7 @@
 # cluster Mixed: --node tests/nodes/fc06.json --gres tests/gres/fc06.conf
 # cluster MixedUnconstrained: --node tests/nodes/fc06.json --gres tests/gres/fc06.conf --constrain no
 import json
+import os
 import unittest
 from pathlib import Path
 
@@ -35,11 +36,20 @@ def probed(*arguments):
     return [(task["env"].get("CUDA_VISIBLE_DEVICES"), [d["uuid"] for d in task["cuda"]]) for task in tasks], done.stderr
 
 
-def spelled_as_before_r470(node):
-    """The names that drivers before R470 give slices."""
-    for card in node["cards"]:
-        for part in card.get("slices", []):
-            part["uuid"] = f"MIG-{card['uuid']}/{part['gi']}/{part['ci']}"
+class BeforeR470:
+    """A driver that gives slices the older names; CUDA's own are the same as ever."""
+
+    VERSION = Path("/proc/driver/nvidia/version")
+
+    def __enter__(self):
+        self.version = self.VERSION.read_text()
+        self.node = NodeFile(lambda node: node.update(driver="460.106.00"))
+        self.VERSION.write_text(self.version.replace(NODE["driver"], "460.106.00"))
+        self.node.__enter__()
+
+    def __exit__(self, *_):
+        self.node.__exit__()
+        self.VERSION.write_text(self.version)
 
 
 class FourSlices(unittest.TestCase):
@@ -49,14 +59,13 @@ class FourSlices(unittest.TestCase):
     def check(self, names):
         tasks, log = probed("-n4", "--gpus-per-task=1")
         self.assertEqual([visible for visible, _ in tasks], names)
-        self.assertEqual([len(cuda) for _, cuda in tasks], [1] * 4)
+        # In CUDA's eyes too each has its own.
+        self.assertEqual([cuda for _, cuda in tasks], [[name] for name in SLICE])
         self.assertIn("A100-SXM4-80GB MIG 2g.20gb", log)
         self.assertNotIn("peer access", log)
-        return tasks
 
     def test_each_task_has_a_slice_of_its_own(self):
-        tasks = self.check(SLICE)
-        self.assertEqual([cuda for _, cuda in tasks], [[name] for name in SLICE])
+        self.check(SLICE)
 
     def test_by_the_record(self):
         self.assertEqual(run("gpu-align", "prolog").stderr, "")
@@ -64,7 +73,7 @@ class FourSlices(unittest.TestCase):
             self.check(SLICE)
 
     def test_in_the_older_spelling(self):
-        with NodeFile(spelled_as_before_r470):
+        with BeforeR470():
             self.check([f"MIG-{CARD[0]}/1/0", *(f"MIG-{CARD[1]}/{gi}/0" for gi in (3, 4, 5))])
 
     def test_one_task_is_told_that_it_may_use_one_only(self):
@@ -92,6 +101,22 @@ class FourSlices(unittest.TestCase):
         [(visible, cuda)], _ = probed("-n1", "--gres=gpu:1", "--gpu-align=ids=index")
         self.assertEqual((visible, cuda), (SLICE[0], SLICE[:1]))
 
+    def test_slices_that_nobody_names_are_no_missing_cards(self):
+        conf = Path(os.environ["SLURM_CONF"]).with_name("gres.conf")
+        files = conf.read_text()
+        self.addCleanup(conf.write_text, files)
+        job = {"SLURMD_NODENAME": "n1", "SLURM_JOB_ID": "4713", "SLURM_JOB_GPUS": "1"}
+        for text in (files, "AutoDetect=nvml\nName=gpu\n"):
+            conf.write_text(text)
+            with NodeFile(lambda node: node.update(nvml={"fault": "unknown"})):
+                done = run("gpu-align", "prolog", "--drain", env=job)
+                checked = run("gpu-align", "check", "--node=n1")
+            self.assertEqual((done.returncode, done.stderr.count("\n")), (0, 2), done.stderr)
+            self.assertIn("Slurm's position 1 may be any card", done.stderr)
+            record = json.loads(Path("/run/gpu-align/jobs/4713.json").read_text())
+            self.assertEqual((record["cards"], record["unknown"]), ([], [1]))
+            self.assertNotIn("look for a lost card", checked.stdout)
+
     def test_slices_made_after_the_record_are_not_taken_from_it(self):
         self.assertEqual(run("gpu-align", "prolog").stderr, "")
         record = json.loads(RECORD.read_text())
@@ -115,6 +140,17 @@ class Mixed(unittest.TestCase):
             other.end()
         self.assertEqual((visible, cuda), (SLICE[0], [SLICE[0]]))
         self.assertIn(f"0    0  0000:11:00.0     0  {SLICE[0]}", log)
+
+    def test_fc_06_the_slices_in_the_older_spelling(self):
+        names = [f"MIG-{CARD[0]}/{gi}/0" for gi in (1, 2)]
+        other = Held(3)
+        try:
+            with BeforeR470():
+                tasks, log = probed("-n2", "--gpus-per-task=1")
+        finally:
+            other.end()
+        self.assertEqual(tasks, [(name, [part]) for name, part in zip(names, SLICE)])
+        self.assertIn(f"0    0  0000:11:00.0     0  {names[0]}", log)
 
     def test_without_nvml_and_record_it_is_left_to_slurm(self):
         with NodeFile(lambda node: node.update(nvml={"fault": "unknown"})):

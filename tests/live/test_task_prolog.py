@@ -1,10 +1,14 @@
 """gpu-align without the plugin, from the TaskProlog as shipped; and beside it, as a witness."""
 # cluster Without: --no-plugin --node tests/nodes/inv8p.json
 # cluster Beside: --node tests/nodes/inv8p.json
+# cluster Unused: --node tests/nodes/unused8.json
+# cluster Strict: --no-plugin --node tests/nodes/unused8.json
+# cluster Strict: --slurm 26.05 --no-plugin --node tests/nodes/unused8.json
 import os
 import unittest
+from pathlib import Path
 
-from harness import ROOT, Held, Installed, configure, open_folder, run, srun
+from harness import ROOT, Held, Installed, NodeFile, configure, drained, open_folder, run, srun
 
 CARD = [f"GPU-00000000-0008-4000-8000-00000000000{rank}" for rank in range(8)]
 STEP = [CARD[0], CARD[1], CARD[5]]
@@ -70,31 +74,87 @@ class Without(unittest.TestCase):
         self.assertNotIn("CUDA_DEVICE_ORDER", done.stdout)
 
 
-class Beside(unittest.TestCase):
-    def launch(self, *lines):
-        """What a job prints after a TaskProlog with these lines in front of the witness."""
-        with open_folder() as folder:
-            script = f"{folder}/taskprolog"
-            with open(script, "w") as file:
-                file.write("\n".join(["#!/bin/sh", *lines, "gpu-align task-prolog --verify", ""]))
-            os.chmod(script, 0o755)
-            configure(f"TaskProlog={script}")
-            return run("srun", "-n1", "--gres=gpu:2", "--gpu-align=print=off", "true").stdout
+def beside(*lines, words="print=off"):
+    """What a job prints after a TaskProlog with these lines in front of the witness."""
+    with open_folder() as folder:
+        script = f"{folder}/taskprolog"
+        with open(script, "w") as file:
+            file.write("\n".join(["#!/bin/sh", *lines, "gpu-align task-prolog --verify", ""]))
+        os.chmod(script, 0o755)
+        configure(f"TaskProlog={script}")
+        return run("srun", "-n1", "--gres=gpu:2", f"--gpu-align={words}", "true").stdout
 
+
+class Beside(unittest.TestCase):
     def test_nothing_changed(self):
-        self.assertEqual(self.launch(), "")
+        self.assertEqual(beside(), "")
 
     def test_the_same_cards_by_index(self):
-        self.assertEqual(self.launch("export CUDA_VISIBLE_DEVICES=0,1"), "")
+        self.assertEqual(beside("export CUDA_VISIBLE_DEVICES=0,1"), "")
 
     def test_another_list(self):
-        said = self.launch("export CUDA_VISIBLE_DEVICES=1,0")
+        said = beside("export CUDA_VISIBLE_DEVICES=1,0")
         self.assertEqual(said.count("\n"), 1)
         self.assertIn(f"CUDA_VISIBLE_DEVICES was changed after launch: {CARD[6]},{CARD[7]} -> 1,0", said)
 
     def test_another_order(self):
         self.assertIn("CUDA_DEVICE_ORDER was changed after launch: PCI_BUS_ID -> FASTEST_FIRST",
-                      self.launch("export CUDA_DEVICE_ORDER=FASTEST_FIRST"))
+                      beside("export CUDA_DEVICE_ORDER=FASTEST_FIRST"))
+
+
+class Unused(unittest.TestCase):
+    """The driver names no card before its first use, and nobody keeps a record: only the helper knows."""
+
+    INDICES = "print=off,ids=index"
+
+    def test_nothing_changed(self):
+        self.assertEqual(beside(words=self.INDICES), "")
+
+    def test_another_list(self):
+        said = beside("export CUDA_VISIBLE_DEVICES=1,0", words=self.INDICES)
+        self.assertIn(f"CUDA_VISIBLE_DEVICES was changed after launch: {CARD[6]},{CARD[7]} -> 1,0", said)
+
+    def test_what_cannot_be_told_is_no_change(self):
+        for lines, words in (((), ""), (("export CUDA_VISIBLE_DEVICES=1",), "-> 1; look for")):
+            silenced = NodeFile(lambda node: node.update(nvml={"fault": "unknown"}))
+            with open_folder() as folder:
+                after = Path(folder, "node.json")
+                after.write_text(silenced.after)
+                try:
+                    # Behind the plugin's back.
+                    said = beside(f"cat {after} > {NodeFile.PATH}", *lines, words=self.INDICES)
+                finally:
+                    silenced.__exit__()
+            self.assertIn(words, said)
+            self.assertEqual(bool(said), bool(words), said)
+
+
+class Strict(unittest.TestCase):
+    """NVML is silent and there is no record: a doubt."""
+
+    @classmethod
+    def setUpClass(cls):
+        configure(f"TaskProlog={ROOT}/slurm/taskprolog.gpu-align")
+
+    def launch(self, words):
+        with NodeFile(lambda node: node.update(nvml={"fault": "unknown"})):
+            done = run("srun", "-n2", "--gres=gpu:2", "echo", "ran", env={"SLURM_GPU_ALIGN": words})
+        self.assertFalse(drained())
+        return done
+
+    def test_a_doubt_fails_the_task_and_no_node(self):
+        done = self.launch("strict")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertNotIn("ran\n", done.stdout)
+
+    def test_without_the_word_the_job_runs(self):
+        done = self.launch("auto")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stdout.count("ran\n"), 2)
+
+    def test_without_a_doubt_too(self):
+        done = run("srun", "-n2", "--gres=gpu:2", "echo", "ran", env={"SLURM_GPU_ALIGN": "strict"})
+        self.assertEqual((done.returncode, done.stdout), (0, "ran\n" * 2), done.stderr)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,13 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use gpu_align::device::Inventory;
+use gpu_align::node::capabilities;
 use gpu_align::node::child;
-use gpu_align::node::stock::Stock;
-use gpu_align::slurm::conf;
+use gpu_align::node::stock::{Fault, FaultKind, Stock};
+use gpu_align::slurm::conf::{self, ConfError};
 use gpu_align::slurm::files;
-use gpu_align::slurm::gres_list::GresList;
+use gpu_align::slurm::gres_conf::GresError;
 use gpu_align::slurm::plugstack::Site;
 use gpu_align::slurm::plugstack_conf;
 use gpu_align::spank;
@@ -90,6 +92,11 @@ impl Findings {
         self.0.push(Finding { problem, what, r#where: at, advice: advice.to_owned() });
     }
 
+    /// The error names the file.
+    fn unreadable(&mut self, at: &str, error: &ConfError) {
+        self.blind(at, error.to_string(), "correct its path, or run this as root");
+    }
+
     /// A sentence that ends in its own advice.
     fn sentence(&mut self, problem: bool, at: &str, sentence: &str) {
         let (what, advice) = sentence.rsplit_once("; ").unwrap_or((sentence, "ask the admin"));
@@ -103,13 +110,18 @@ impl Check {
         let node = self.node.clone().or_else(|| env::var("SLURMD_NODENAME").ok());
         let node = node.unwrap_or_else(host_name);
         let constrained = check_cgroup(&mut findings);
-        match take_stock(Path::new("/"), Instant::now() + Duration::from_secs(self.timeout)) {
+        let deadline = Instant::now() + Duration::from_secs(self.timeout);
+        let inventory = match take_stock(Path::new("/"), deadline) {
             Ok(stock) => {
                 check_cards(&stock, &mut findings);
-                self.check_gres(&node, &stock, constrained, &mut findings);
+                stock.inventory()
             }
-            Err(error) => findings.sentence(false, "driver", &error.to_string()),
-        }
+            Err(error) => {
+                findings.sentence(false, "driver", &error.to_string());
+                Inventory::empty()
+            }
+        };
+        self.check_gres(&node, &inventory, constrained, &mut findings);
         check_plugstack(&mut findings);
         check_release(&mut findings);
         let Findings(findings) = findings;
@@ -128,29 +140,36 @@ impl Check {
     fn check_gres(
         &self,
         node: &str,
-        stock: &Stock,
+        inventory: &Inventory,
         constrained: Option<bool>,
         findings: &mut Findings,
     ) {
-        let inventory = stock.inventory();
-        let candidates = files::candidates("gres.conf");
-        let mut paths = self.gres_conf.iter().chain(&candidates);
-        let Some(path) = paths.find(|path| path.exists()) else {
-            let advice = "run this where slurmd runs, or give --gres-conf";
-            return findings.blind("gres.conf", "it was not found", advice);
-        };
-        let list = match GresList::read(path, node, Path::new("/"), &inventory) {
-            Ok(list) => list,
-            Err(error) => {
-                return findings.sentence(true, &path.display().to_string(), &error.to_string());
+        let root = Path::new("/");
+        let list = match files::gres_list(self.gres_conf.as_deref(), node, inventory) {
+            Ok(Some(list)) => list,
+            // Neither Slurm nor the node knows of any card.
+            Err(GresError::NoGpus { .. }) if inventory.is_empty() => return,
+            // NVML's silence is said already.
+            Err(GresError::CardsGone { .. }) if !capabilities::are_known(root, inventory) => return,
+            Ok(None) => {
+                let advice = "run this where slurmd runs, or give --gres-conf";
+                return findings.blind("gres.conf", "it was not found", advice);
             }
+            Err(GresError::Conf(error @ ConfError::Read { .. })) => {
+                return findings.unreadable("gres.conf", &error);
+            }
+            Err(error) => return findings.sentence(true, "gres.conf", &error.to_string()),
         };
-        let at = &path.display();
+        let at = &list.source().display();
         for position in list.positions().filter(|&position| list.card(position).is_none()) {
-            let what = format!("position {position} has no card behind its File");
+            let file = list.file(position).unwrap_or_default();
+            let what = format!("position {position} has no card behind its File {file}");
             findings.problem(at, what, "correct it, or look for the lost card in the kernel log");
         }
-        for card in stock.cards.iter().filter(|card| !list.is_configured(card.rank)) {
+        for (rank, card) in inventory.cards().iter().enumerate() {
+            if list.is_configured(rank) {
+                continue;
+            }
             let what = format!("card {} (/dev/nvidia{}) is not configured", card.pci, card.minor);
             let advice = "add its File, or nobody can use it and every job can open it";
             findings.problem(at, what, advice);
@@ -165,14 +184,36 @@ impl Check {
     }
 }
 
+/// The first of these files that is there. A folder that may not be searched
+/// hides whether it is.
+fn find(
+    candidates: impl IntoIterator<Item = PathBuf>,
+    name: &str,
+    findings: &mut Findings,
+) -> Result<Option<PathBuf>, Told> {
+    for path in candidates {
+        match path.try_exists() {
+            Ok(true) => return Ok(Some(path)),
+            Ok(false) => {}
+            Err(source) => {
+                findings.unreadable(name, &ConfError::Read { path, source });
+                return Err(Told);
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// A finding says why.
+struct Told;
+
 fn check_cgroup(findings: &mut Findings) -> Option<bool> {
-    let candidates = files::candidates("cgroup.conf");
-    let Some(path) = candidates.iter().find(|path| path.exists()) else {
+    let Some(path) = find(files::candidates("cgroup.conf"), "cgroup.conf", findings).ok()? else {
         let advice = "write ConstrainDevices=yes into cgroup.conf, or run this where slurmd runs";
         findings.blind("cgroup.conf", "it was not found", advice);
         return None;
     };
-    match files::constrains_devices(path) {
+    match files::constrains_devices(&path) {
         Ok(true) => Some(true),
         Ok(false) => {
             let what = "it lacks ConstrainDevices=yes, so every job can open every card";
@@ -180,20 +221,22 @@ fn check_cgroup(findings: &mut Findings) -> Option<bool> {
             Some(false)
         }
         Err(error) => {
-            findings.sentence(false, &path.display().to_string(), &error.to_string());
+            findings.unreadable("cgroup.conf", &error);
             None
         }
     }
 }
 
 fn check_cards(stock: &Stock, findings: &mut Findings) {
+    // A job's cgroup hides the other jobs' cards, and that is right.
+    let is_problem = |fault: &Fault| fault.kind != FaultKind::NoPermission;
     if let Some(fault) = &stock.nvml {
-        findings.sentence(true, "NVML", &fault.why);
+        findings.sentence(is_problem(fault), "NVML", &fault.why);
     }
     for card in &stock.cards {
         let at = format!("card {}", card.pci);
         if let Some(fault) = &card.fault {
-            findings.sentence(true, &at, &fault.why);
+            findings.sentence(is_problem(fault), &at, &fault.why);
         }
         if card.persistence == Some(false) {
             let what = "persistence is off, so each first use of it takes seconds";
@@ -206,13 +249,22 @@ fn check_cards(stock: &Stock, findings: &mut Findings) {
 }
 
 fn check_plugstack(findings: &mut Findings) {
-    let slurm_conf = files::candidates("slurm.conf").into_iter().find(|path| path.exists());
-    let lines = slurm_conf.as_deref().and_then(|path| conf::read(path).ok()).unwrap_or_default();
+    let Ok(slurm_conf) = find(files::candidates("slurm.conf"), "slurm.conf", findings) else {
+        return;
+    };
+    let lines = match slurm_conf.as_deref().map(conf::read).transpose() {
+        Ok(lines) => lines.unwrap_or_default(),
+        Err(error) => return findings.unreadable("slurm.conf", &error),
+    };
     let own = files::value(&lines, "PlugStackConfig").map(PathBuf::from);
     let candidates = own.into_iter().chain(files::candidates("plugstack.conf"));
-    let Some(path) = candidates.into_iter().find(|path| path.exists()) else {
-        let what = "it was not found, so no job is aligned";
-        return findings.problem("plugstack.conf", what, "add gpu-align's line, see slurm/");
+    let path = match find(candidates, "plugstack.conf", findings) {
+        Ok(Some(path)) => path,
+        Ok(None) => {
+            let what = "it was not found, so no job is aligned";
+            return findings.problem("plugstack.conf", what, "add gpu-align's line, see slurm/");
+        }
+        Err(Told) => return,
     };
     let entries = match plugstack_conf::read(&path) {
         Ok(entries) => entries,

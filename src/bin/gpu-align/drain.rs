@@ -6,7 +6,8 @@ use gpu_align::node::stock::{Fault, FaultKind};
 /// A kind of problem, by the name that `--drain` takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Drain {
-    /// A card that gres.conf names, or that was there earlier in this boot, is not there
+    /// A card that gres.conf names, that slurm.conf counts or that was there earlier in this
+    /// boot is not there
     Missing,
     /// A card fell off the bus or does not answer
     Lost,

@@ -20,10 +20,12 @@ Examples:
   gpu-align inventory --json | jq '.cards[].slices[].uuid'
 
 JSON: an object with schema (1), version, boot_id, driver, cuda, nvml (null, or why
-NVML is silent), differences and cards, a list in PCI order. A card has rank
+NVML is silent), differences, gone and cards, a list in PCI order. A card has rank
 (nvidia-smi's index on the host), minor, uuid, pci, model, numa, cpus, memory (bytes),
 persistence, compute_mode, mig, slices and fault; a slice has uuid, gi, ci, profile,
-cap_minors, memory and placement. What is not known is null.";
+cap_minors, memory and placement. What is not known is null. gone is empty here; in
+the record that `gpu-align prolog` keeps it lists the cards that were there earlier
+in this boot.";
 
 /// List every card and MIG slice of this node by all its names
 ///

@@ -1,17 +1,16 @@
 //! A job's cards on this node by all their names, for monitoring that sees a
 //! UUID or an NVML index and wants the job.
 //!
-//! The Prolog runs outside of any cgroup, so the kernel cannot be asked: the
-//! positions in `SLURM_JOB_GPUS` are looked up in the gres list, and full UUIDs
+//! The positions in `SLURM_JOB_GPUS` are looked up in the gres list; full UUIDs
 //! in `CUDA_VISIBLE_DEVICES` (25.11 and later, under AutoDetect) go before them.
+//! Invariant: a card that is not known for sure is in `unknown`, not in `cards`.
 
-use gpu_align::align::allotment::{Facts, Reading, allotment};
-use gpu_align::device::{Device, Inventory, Minor, PciAddress, Slice, Uuid};
-use gpu_align::slurm::gres_list::GresList;
+use gpu_align::device::{Device, Minor, PciAddress, Slice, Uuid};
 use gpu_align::slurm::step::numbers;
 use serde::Serialize;
 
 use crate::drain::{Drain, Problem};
+use crate::numbering::{Meaning, Numbering};
 
 /// The file `/run/gpu-align/jobs/<jobid>.json`.
 #[derive(Debug, Serialize)]
@@ -23,7 +22,7 @@ pub struct JobRecord {
     /// The variable that named the cards.
     pub source: Option<&'static str>,
     pub cards: Vec<JobCard>,
-    /// Positions that name no card of this node.
+    /// Positions whose card is not there or cannot be told.
     pub unknown: Vec<u32>,
 }
 
@@ -43,45 +42,6 @@ pub struct JobCard {
     pub slice: Option<Slice>,
 }
 
-/// What positions mean on this node.
-pub struct Numbering<'a> {
-    pub inventory: &'a Inventory,
-    pub list: Option<&'a GresList>,
-    /// Whether cgroup.conf constrains devices: then a position is what gres.conf
-    /// says, else what the neighbours take it for (design rule 2).
-    pub constrained: bool,
-}
-
-impl Numbering<'_> {
-    fn device(&self, position: u32) -> Option<Device> {
-        match self.list {
-            Some(list) if self.constrained => list.device(position),
-            _ => self.as_neighbours_read_it(position),
-        }
-    }
-
-    fn as_neighbours_read_it(&self, position: u32) -> Option<Device> {
-        let everything: Vec<Device> = self.inventory.devices().collect();
-        let positions = self.list.map(GresList::devices);
-        let facts = Facts {
-            inventory: self.inventory,
-            reach: &everything,
-            positions: positions.as_deref(),
-            step: Some(&[position]),
-            count: None,
-            task: None,
-            first_place: None,
-            named: None,
-            reading: Reading::Rank,
-        };
-        // A node with a single card counts as constrained in there.
-        match everything.as_slice() {
-            [only] => (position == 0).then_some(*only),
-            _ => allotment(&facts).ok()??.devices.first().copied(),
-        }
-    }
-}
-
 impl JobRecord {
     /// Resolves a job's variables.
     pub fn of(
@@ -93,33 +53,52 @@ impl JobRecord {
     ) -> JobRecord {
         let positions = env("SLURM_JOB_GPUS").as_deref().and_then(numbers);
         let names = env("CUDA_VISIBLE_DEVICES").as_deref().and_then(uuids);
-        let by_position: Vec<(u32, Option<Device>)> =
-            positions.iter().flatten().map(|&p| (p, numbering.device(p))).collect();
-        let inventory = numbering.inventory;
+        let by_position: Vec<(u32, Meaning)> =
+            positions.iter().flatten().map(|&p| (p, numbering.meaning(p))).collect();
+        let inventory = numbering.inventory();
         let by_name = names.map(|names| {
             let device = |uuid: Uuid| (inventory.device_of_uuid(&uuid), uuid);
             names.into_iter().map(device).collect::<Vec<_>>()
         });
+        let known = |meaning: Meaning| match meaning {
+            Meaning::Device(device) => Some(device),
+            Meaning::Gone(_) | Meaning::Nothing | Meaning::Unknown => None,
+        };
         let unknown: Vec<u32> =
-            by_position.iter().filter(|(_, device)| device.is_none()).map(|(p, _)| *p).collect();
-        for position in &unknown {
-            problems.push(Problem::new(
-                Drain::Missing,
-                format!(
-                    "job {job}: Slurm's position {position} names no card of this node; compare \
-                     gres.conf with nvidia-smi"
+            by_position.iter().filter(|(_, m)| known(*m).is_none()).map(|(p, _)| *p).collect();
+        for (position, meaning) in &by_position {
+            let (kind, why) = match meaning {
+                Meaning::Device(_) => continue,
+                // The UUIDs tell.
+                Meaning::Unknown if by_name.is_some() => continue,
+                Meaning::Unknown => (
+                    Drain::Other,
+                    "may be any card, so the job's record has none for it; run gpu-align check"
+                        .to_owned(),
                 ),
-            ));
+                Meaning::Gone(pci) => (
+                    Drain::Missing,
+                    format!("is card {pci}, which is gone; look for Xid in the kernel log"),
+                ),
+                Meaning::Nothing => (
+                    Drain::Missing,
+                    "names no card of this node; compare gres.conf with nvidia-smi".to_owned(),
+                ),
+            };
+            let line = format!("job {job}: Slurm's position {position} {why}");
+            problems.push(Problem::new(kind, line));
         }
         let position_of = |device: Device| {
-            by_position.iter().find(|(_, d)| *d == Some(device)).map(|(position, _)| *position)
+            let is_here = |(_, meaning): &&(u32, Meaning)| *meaning == Meaning::Device(device);
+            by_position.iter().find(is_here).map(|(position, _)| *position)
         };
+        let told = by_position.iter().all(|(_, meaning)| *meaning != Meaning::Unknown);
         let (source, devices) = match &by_name {
             Some(names) => {
                 for (device, uuid) in names {
                     let problem = match device {
                         None => "names no card of this node",
-                        Some(d) if positions.is_some() && position_of(*d).is_none() => {
+                        Some(d) if positions.is_some() && told && position_of(*d).is_none() => {
                             "is not what gres.conf says of SLURM_JOB_GPUS; the UUID is believed"
                         }
                         Some(_) => continue,
@@ -133,7 +112,8 @@ impl JobRecord {
                 (Some("CUDA_VISIBLE_DEVICES"), devices)
             }
             None => {
-                let devices: Vec<Device> = by_position.iter().filter_map(|(_, d)| *d).collect();
+                let devices: Vec<Device> =
+                    by_position.iter().filter_map(|(_, meaning)| known(*meaning)).collect();
                 (positions.as_ref().map(|_| "SLURM_JOB_GPUS"), devices)
             }
         };
@@ -163,12 +143,15 @@ fn uuids(list: &str) -> Option<Vec<Uuid>> {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
-    use gpu_align::device::Card;
+    use gpu_align::device::{Card, Inventory};
+    use gpu_align::slurm::gres_list::GresList;
+
+    use crate::numbering::Cards;
 
     /// INV8P of the field cases.
-    fn inv8p() -> Inventory {
+    pub fn inv8p() -> Inventory {
         let card = |(rank, minor): (usize, u32)| Card {
             pci: format!("0000:{:02x}:00.0", 0x20 * rank + 1).parse().unwrap(),
             minor: Minor(minor),
@@ -178,6 +161,10 @@ mod tests {
             slices: Vec::new(),
         };
         Inventory::new([4, 5, 6, 7, 2, 3, 0, 1].into_iter().enumerate().map(card).collect())
+    }
+
+    fn whole(inventory: Inventory) -> Cards {
+        Cards { inventory, gone: Vec::new(), slices_known: true }
     }
 
     fn resolved(env: &[(&str, &str)], constrained: bool) -> (JobRecord, Vec<String>) {
@@ -191,8 +178,8 @@ mod tests {
         constrained: bool,
     ) -> (JobRecord, Vec<String>) {
         let stat = |file: &str| Some((195, file.trim_start_matches("/dev/nvidia").parse().ok()?));
-        let list = GresList::from_text(gres, "", "n1", &stat, inventory).unwrap();
-        let numbering = Numbering { inventory, list: Some(&list), constrained };
+        let list = |known: &Inventory| GresList::from_text(gres, "", "n1", &stat, known).map(Some);
+        let numbering = Numbering::new(whole(inventory.clone()), constrained, None, list);
         let env = |name: &str| env.iter().find(|(n, _)| *n == name).map(|(_, v)| v.to_string());
         let mut problems = Vec::new();
         let record = JobRecord::of("7".into(), "n1".into(), env, &numbering, &mut problems);
@@ -265,6 +252,35 @@ mod tests {
         let (record, problems) = resolved(&[("SLURM_JOB_GPUS", "1,8")], true);
         assert_eq!((ranks(&record), record.unknown), (vec![(Some(1), 7)], vec![8]));
         assert!(problems[0].starts_with("job 7: Slurm's position 8 names no card"));
+    }
+
+    /// The record of a job that holds position 5, where gres.conf is broken.
+    fn without_list(env: &[(&str, &str)]) -> (JobRecord, Vec<Problem>) {
+        let list = |known: &Inventory| {
+            GresList::from_text("Name=gpu oops", "", "n1", &|_| None, known).map(Some)
+        };
+        let numbering = Numbering::new(whole(inv8p()), true, Some(8), list);
+        let env = |name: &str| env.iter().find(|(n, _)| *n == name).map(|(_, v)| v.to_string());
+        let mut problems = Vec::new();
+        let record = JobRecord::of("7".into(), "n1".into(), env, &numbering, &mut problems);
+        (record, problems)
+    }
+
+    #[test]
+    fn fc_41_a_card_that_cannot_be_told_is_unknown() {
+        let (record, problems) = without_list(&[("SLURM_JOB_GPUS", "5")]);
+        assert_eq!((ranks(&record), record.unknown), (vec![], vec![5]));
+        assert!(problems[0].line.starts_with("job 7: Slurm's position 5 may be any card"));
+        assert_eq!(problems[0].kind, Drain::Other);
+    }
+
+    #[test]
+    fn uuids_need_no_list() {
+        let uuid = "GPU-00000000-0008-4000-8000-000000000006";
+        let env = [("SLURM_JOB_GPUS", "5"), ("CUDA_VISIBLE_DEVICES", uuid)];
+        let (record, problems) = without_list(&env);
+        assert_eq!(ranks(&record), [(None, 6)]);
+        assert!(problems.is_empty(), "{problems:?}");
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod generate;
 mod inside;
 mod inventory;
 mod job;
+mod numbering;
 mod pick;
 mod prolog;
 mod show;

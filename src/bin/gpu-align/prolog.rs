@@ -12,17 +12,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use gpu_align::device::Inventory;
+use gpu_align::device::{Card, Inventory};
+use gpu_align::node::capabilities;
 use gpu_align::node::child::{self, ChildError};
 use gpu_align::node::driver::{self, DriverError};
 use gpu_align::node::record::{self, Now};
 use gpu_align::node::stock::{Fault, FaultKind, Stock};
 use gpu_align::slurm::files;
-use gpu_align::slurm::gres_list::GresList;
+use gpu_align::slurm::gres_conf::GresError;
 
 use crate::drain::{Drain, Problem, USUAL};
 use crate::inventory::json;
-use crate::job::{JobRecord, Numbering};
+use crate::job::JobRecord;
+use crate::numbering::{Cards, Numbering};
 
 const EXAMPLES: &str = "\
 Exit status:
@@ -36,9 +38,11 @@ Examples:
   gpu-align prolog --drain=lost,unanswered  drain for these two only
 
 The job's record, /run/gpu-align/jobs/JOBID.json, is an object with schema (1), job,
-node, source (the variable that named the cards), unknown (positions without a card)
-and cards: position (Slurm's number), rank (nvidia-smi's index on the host), minor,
-pci, uuid, model and slice (null for a whole card).";
+node, source (the variable that named the cards), unknown and cards: position (Slurm's
+number), rank (nvidia-smi's index on the host), minor, pci, uuid, model and slice (null
+for a whole card). unknown lists the positions whose card is not there or cannot be
+told: under AutoDetect behind a card that is gone, or where gres.conf cannot be read.
+A line on stderr says why.";
 
 /// What is left of the deadline for everything but NVML.
 const REST: Duration = Duration::from_millis(400);
@@ -104,33 +108,38 @@ impl Prolog {
     fn look(&self, deadline: Instant, problems: &mut Vec<Problem>) {
         let root = Path::new("/");
         let node = env::var("SLURMD_NODENAME").unwrap_or_else(|_| host_name());
-        let stock = match take_stock(root, deadline) {
-            Ok(stock) => stock,
-            Err(error) => {
-                // A node without a driver and without configured cards has none.
-                if self.list(&node, &Inventory::empty()).is_some() {
-                    problems.push(Problem::new(Drain::Missing, error.to_string()));
-                }
-                return;
-            }
-        };
-        node_problems(&stock, &self.record, problems);
-        let inventory = self.refresh(root, &stock, problems);
-        let list = self.list(&node, &inventory);
+        let seen = record::seen_this_boot(&self.record, root);
+        let list = |known: &Inventory| files::gres_list(self.gres_conf.as_deref(), &node, known);
         let cgroup_conf = files::candidates("cgroup.conf");
         let constrained =
             cgroup_conf.iter().find_map(|path| files::constrains_devices(path).ok()) == Some(true);
-        if let Some(list) = &list {
-            list_problems(list, constrained, problems);
-        }
+        let numbering = |inventory: Inventory, gone: Vec<Card>| {
+            let slices_known = capabilities::are_known(root, &inventory);
+            let cards = Cards { inventory, gone, slices_known };
+            Numbering::new(cards, constrained, files::configured_gpus(&node), list)
+        };
+        let numbering = match take_stock(root, deadline) {
+            Ok(mut stock) => {
+                stock.remember(seen);
+                node_problems(&stock, problems);
+                let known = self.refresh(root, &stock, problems);
+                let numbering = numbering(known, stock.gone);
+                list_problems(&numbering, problems);
+                numbering
+            }
+            Err(error) => {
+                let numbering = numbering(Inventory::empty(), seen);
+                // A node without a driver and without configured cards has none.
+                if !numbering.expects_cards() {
+                    return;
+                }
+                problems.push(Problem::new(Drain::Missing, error.to_string()));
+                numbering
+            }
+        };
         if let Ok(job) = env::var("SLURM_JOB_ID") {
-            let numbering = Numbering { inventory: &inventory, list: list.as_ref(), constrained };
-            self.record_job(job, node, &numbering, problems);
+            self.record_job(job, node.clone(), &numbering, problems);
         }
-    }
-
-    fn list(&self, node: &str, inventory: &Inventory) -> Option<GresList> {
-        files::gres_list(self.gres_conf.as_deref(), node, inventory)
     }
 
     /// Writes the record if NVML spoke; while it is silent, an older record that
@@ -216,14 +225,12 @@ pub fn take_stock(root: &Path, deadline: Instant) -> Result<Stock, DriverError> 
     }
 }
 
-fn node_problems(stock: &Stock, record: &Path, problems: &mut Vec<Problem>) {
+fn node_problems(stock: &Stock, problems: &mut Vec<Problem>) {
     let faults = stock.nvml.iter().chain(stock.cards.iter().filter_map(|c| c.fault.as_ref()));
     problems.extend(faults.map(|fault| Problem::new(Drain::of(fault), fault.why.clone())));
     let differences = stock.differences.iter();
     problems.extend(differences.map(|line| Problem::new(Drain::Difference, line.clone())));
-    let seen = record::seen_this_boot(record, Path::new("/"));
-    let gone = seen.iter().filter(|card| stock.cards.iter().all(|now| now.pci != card.pci));
-    for card in gone {
+    for card in &stock.gone {
         problems.push(Problem::new(
             Drain::Missing,
             format!(
@@ -236,7 +243,22 @@ fn node_problems(stock: &Stock, record: &Path, problems: &mut Vec<Problem>) {
     }
 }
 
-fn list_problems(list: &GresList, constrained: bool, problems: &mut Vec<Problem>) {
+fn list_problems(numbering: &Numbering, problems: &mut Vec<Problem>) {
+    let list = match numbering.list() {
+        Ok(Some(list)) => list,
+        Ok(None) => return,
+        // NVML's silence is said already.
+        Err(GresError::CardsGone { .. }) if !numbering.slices_known() => return,
+        // A driver may be loaded on a node without cards.
+        Err(GresError::NoGpus { .. }) if numbering.inventory().is_empty() => return,
+        Err(error) => {
+            let kind = match error {
+                GresError::CardsGone { .. } => Drain::Missing,
+                _ => Drain::Other,
+            };
+            return problems.push(Problem::new(kind, error.to_string()));
+        }
+    };
     let source = list.source().display();
     for position in list.positions().filter(|&position| list.card(position).is_none()) {
         problems.push(Problem::new(
@@ -247,7 +269,7 @@ fn list_problems(list: &GresList, constrained: bool, problems: &mut Vec<Problem>
             ),
         ));
     }
-    if !constrained && !list.is_in_pci_order() {
+    if !numbering.constrained() && !list.is_in_pci_order() {
         problems.push(Problem::new(
             Drain::Other,
             format!(

@@ -105,9 +105,7 @@ impl TaskProlog {
         if policy.is_off() {
             return false;
         }
-        let step_id = variable("SLURM_STEP_ID").and_then(|id| id.parse().ok());
-        let kind = step_id.map_or(Kind::Batch, Kind::of);
-        let said = Said::read(kind, variable);
+        let (step_id, kind, said) = step_said();
         let Gathered { inventory, gap } = match &words {
             Ok(_) => self.gather(&said),
             Err(why) => Gathered { inventory: Err(format!("{WORDS_VARIABLE}: {why}")), gap: None },
@@ -115,7 +113,9 @@ impl TaskProlog {
         let number = |name: &str| variable(name).and_then(|n| n.parse::<u32>().ok());
         let node = variable("SLURMD_NODENAME").unwrap_or_else(host_name);
         let own = self.gres_conf.as_deref();
-        let list = inventory.as_ref().ok().and_then(|known| files::gres_list(own, &node, known));
+        // Without a list that can be trusted, numbers are read as the neighbours read them.
+        let read = |known| files::gres_list(own, &node, known).ok().flatten();
+        let list = inventory.as_ref().ok().and_then(read);
         let tasks = match kind {
             Kind::Normal => variable("SLURM_STEP_TASKS_PER_NODE").and_then(|list| {
                 step::tasks_on_node(&list, number("SLURM_NODEID").unwrap_or(0) as usize)
@@ -175,8 +175,9 @@ impl TaskProlog {
             ));
         }
         let now = variable("CUDA_VISIBLE_DEVICES").unwrap_or_default();
-        let known = self.gather(&Said::default()).inventory.unwrap_or_default();
-        if uuids(&now, &known).is_none_or(|uuids| uuids.join(",") != meant) {
+        let (_, _, said) = step_said();
+        let known = self.gather(&said).inventory.ok();
+        if differs(&now, &meant, known.as_ref()) {
             speech.print(&format!(
                 "gpu-align: CUDA_VISIBLE_DEVICES was changed after launch: {meant} -> {}; look for \
                  a TaskProlog or shell file that sets it",
@@ -206,14 +207,27 @@ fn words_of(step: &Step, task: &Task) -> String {
     }
 }
 
-/// The UUIDs that a value of CUDA_VISIBLE_DEVICES names here.
-fn uuids(value: &str, known: &Inventory) -> Option<Vec<String>> {
-    let reached = reach(known, may_open);
-    let named = |word: &str| match word.parse::<usize>() {
-        Ok(index) => Some(known.uuid(*reached.get(index)?)?.to_string()),
-        Err(_) => Some(word.to_owned()),
+/// The step's id, its kind, and what it was told.
+fn step_said() -> (Option<u32>, Kind, Said) {
+    let step_id = variable("SLURM_STEP_ID").and_then(|id| id.parse().ok());
+    let kind = step_id.map_or(Kind::Batch, Kind::of);
+    (step_id, kind, Said::read(kind, variable))
+}
+
+/// Whether a value of CUDA_VISIBLE_DEVICES names other devices than the UUIDs
+/// that were meant. An index whose UUID cannot be told is no change.
+fn differs(value: &str, meant: &str, known: Option<&Inventory>) -> bool {
+    let reached: Vec<Device> = known.map(|known| reach(known, may_open)).unwrap_or_default();
+    let other = |(word, meant): (&str, &str)| match (word.parse::<usize>(), known) {
+        (Err(_), _) => word != meant,
+        (Ok(_), None) => false,
+        (Ok(index), Some(known)) => match reached.get(index) {
+            None => true,
+            Some(device) => known.uuid(*device).is_some_and(|uuid| uuid.as_str() != meant),
+        },
     };
-    value.split(',').map(named).collect()
+    value.split(',').count() != meant.split(',').count()
+        || value.split(',').zip(meant.split(',')).any(other)
 }
 
 /// A stranger's value, short enough for a line.

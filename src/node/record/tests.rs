@@ -159,6 +159,44 @@ fn a_record_of_other_cards_is_not() {
 }
 
 #[test]
+fn a_record_that_gives_two_devices_one_name_is_not() {
+    let node = Node::new();
+    let slice = "MIG-00000000-00a0-5000-8000-000000000001";
+    assert_eq!(
+        node.disbelief(|r| r["cards"][1]["uuid"] = UUID.into()),
+        format!("it names two devices {UUID}")
+    );
+    assert_eq!(
+        node.disbelief(|r| r["cards"][0]["slices"][1]["uuid"] = slice.into()),
+        format!("it names two devices {slice}")
+    );
+}
+
+#[test]
+fn cards_that_are_gone_are_remembered_for_this_boot_and_not_believed_to_be_there() {
+    let node = Node::new();
+    let with_gone = |change: &dyn Fn(&mut serde_json::Value)| {
+        let mut record = record();
+        let mut gone = record["cards"][1].clone();
+        (gone["pci"], gone["uuid"]) = ("0000:81:00.0".into(), serde_json::Value::Null);
+        record["gone"] = vec![gone].into();
+        change(&mut record);
+        node.write(&record);
+        let me = rustix::process::geteuid().as_raw();
+        let seen = seen_by(me, &node.path(), node.root.path()).unwrap_or_default();
+        seen.iter().map(|card| card.pci.to_string()).collect::<Vec<_>>()
+    };
+    let all = ["0000:01:00.0", "0000:41:00.0", "0000:81:00.0"];
+    assert_eq!(with_gone(&|_| {}), all);
+    assert_eq!(node.read().unwrap().len(), 2);
+    assert_eq!(with_gone(&|r| r["driver"] = "570.1".into()), all);
+    assert_eq!(with_gone(&|r| r["gone"] = serde_json::Value::Null), [""; 0]);
+    assert_eq!(with_gone(&|r| drop(r.as_object_mut().unwrap().remove("gone"))), all[..2]);
+    assert_eq!(with_gone(&|r| r["boot_id"] = "x".into()), [""; 0]);
+    assert_eq!(with_gone(&|r| r["schema"] = 2.into()), [""; 0]);
+}
+
+#[test]
 fn a_record_of_other_slices_is_not() {
     let node = Node::new();
     let other = "it has other slices for card 0000:01:00.0 than the driver";

@@ -167,7 +167,7 @@ fn a_slice_nobody_knows_is_not_taken_for_its_card() {
 fn no_files_and_no_autodetect_is_unknown() {
     for gres in ["", "Name=gpu Count=4", "NodeName=n2 Name=gpu File=/dev/nvidia0"] {
         let error = GresList::from_text(gres, "", "n1", &dev, &node(&[0])).unwrap_err();
-        assert!(matches!(error, GresError::NoFiles(_)), "{gres}");
+        assert!(matches!(error, GresError::NoGpus { .. }), "{gres}");
     }
 }
 

@@ -141,9 +141,6 @@ pub struct NvmlTrouble {
     pub fault: Option<NvmlFault>,
     /// Seconds that each init takes before anything else happens.
     pub sleep_s: f64,
-    /// The library is not installed. That is the installer's work; a stand-in
-    /// that is loaded all the same answers that a library was not found.
-    pub absent: bool,
 }
 
 /// The faults that NVML's init can be told to have.
@@ -188,6 +185,14 @@ impl Node {
     pub fn driver_branch(&self) -> u32 {
         let digits = self.driver.split('.').next().unwrap_or_default();
         digits.parse().unwrap_or(0)
+    }
+
+    /// NVML's name for a slice: `MIG-GPU-<uuid>/<gi>/<ci>` before R470.
+    pub fn slice_name(&self, card: &Card, slice: &Slice) -> String {
+        match self.driver_branch() {
+            1..470 => format!("MIG-{}/{}/{}", card.uuid, slice.gi, slice.ci),
+            _ => slice.uuid.clone(),
+        }
     }
 
     pub fn cuda_version(&self) -> i32 {

@@ -10,7 +10,7 @@ use crate::abi::{
     Code, Memory, MemoryV2, Out, PciInfo, ProcessInfo, Utilization, code, field, put_nonsense,
 };
 use crate::library::answer_text;
-use crate::state::{Device, answer, answer_for, started};
+use crate::state::{Device, Started, answer, answer_for, started};
 
 pub fn pci_info(card: &Card) -> PciInfo {
     /// A device of NVIDIA's, an A100 as it happens: the node file has no such number.
@@ -47,12 +47,12 @@ extern "C" fn nvmlDeviceGetIndex(handle: usize, index: Out<c_uint>) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetUUID(handle: usize, text: *mut c_char, length: c_uint) -> c_int {
-    let uuid = |device: Device| match device {
-        Device::Card(card) => card.uuid.clone(),
-        Device::Slice(_, slice) => slice.uuid.clone(),
+    let uuid = |started: &Started| match started.device(handle)? {
+        Device::Card(card) => Ok(card.uuid.clone()),
+        Device::Slice(card, slice) => Ok(started.node.slice_name(card, slice)),
     };
     // SAFETY: the API asks the caller for a buffer of `length` bytes.
-    code(unsafe { answer_text(text, length, |started| started.device(handle).map(uuid)) })
+    code(unsafe { answer_text(text, length, uuid) })
 }
 
 #[unsafe(no_mangle)]

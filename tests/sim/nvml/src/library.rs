@@ -117,7 +117,9 @@ unsafe extern "C" fn nvmlDeviceGetHandleByUUID(text: *const c_char, handle: Out<
         if let Some(index) = started.cards.iter().position(|card| card.uuid == wanted) {
             return started.handle(index);
         }
-        let of_card = |card| crate::slices::visible(card).find(|(_, s)| s.uuid == wanted);
+        let of_card = |card| {
+            crate::slices::visible(card).find(|(_, s)| started.node.slice_name(card, s) == wanted)
+        };
         let mut found = started.cards.iter().filter_map(|c| Some((c, of_card(c)?.0)));
         let (card, place) = found.next().ok_or(Code::NotFound)?;
         started.slice_handle(card, place)
