@@ -135,6 +135,21 @@ class TidyUnconstrained(unittest.TestCase):
         self.assertEqual([cuda(task) for task in tasks], [CARD[4:]] * 4)
         self.assertEqual([cuda(task) for task in plain], [[]] * 4, "Slurm's own numbers are right in there")
 
+    def test_fc_38_indices_for_a_container_are_warned_of(self):
+        warning = "a container that shows only some counts those from 0: ask with ids=uuid"
+        wanted = {"NVIDIA_VISIBLE_DEVICES": "4,5,6,7"}
+        with held(4):
+            for words, env, times in (("ids=index", wanted, 1), ("ids=uuid", wanted, 0), ("ids=index", {}, 0)):
+                tasks, log = srun("-n2", "--gres=gpu:4", f"--gpu-align={words}", env=env)
+                self.assertEqual(log.count(warning), times, (words, env, log))
+                self.assertEqual(len(tasks), 2)
+            doctor = run("srun", "-n1", "--gres=gpu:4", "--gpu-align=ids=index,print=off",
+                         ROOT / "target/release/gpu-align", "doctor", env=wanted)
+        self.assertEqual(doctor.returncode, 1)
+        said = " ".join(doctor.stdout.split())
+        self.assertIn("NVIDIA_VISIBLE_DEVICES=4,5,6,7 shows cards 4, 5, 6, 7: there CUDA_VISIBLE_DEVICES=4,5,6,7 selects"
+                      " no card", said)
+
 
 class TaskSharing(unittest.TestCase):
     def test_fc_24_places_inside_the_step_are_not_taken_for_another_jobs_positions(self):
