@@ -21,6 +21,7 @@ mod inventory;
 mod job;
 mod pick;
 mod prolog;
+mod release;
 mod show;
 mod task_prolog;
 mod verify;
