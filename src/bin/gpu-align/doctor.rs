@@ -1,11 +1,14 @@
 //! `gpu-align doctor`: a page for someone lost.
 
+mod container;
 mod findings;
 mod libraries;
+mod parsers;
 mod plugin;
 mod processes;
 mod python;
 mod redact;
+mod snippets;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -96,6 +99,8 @@ pub struct Patient {
     pub plugin: plugin::Plugin,
     pub libraries: Vec<libraries::Found>,
     pub python: Result<python::Python, String>,
+    /// Lines of this folder's scripts that make numbers of the list's entries.
+    pub snippets: Vec<snippets::Snippet>,
     pub running: Vec<Running>,
     pub in_container: bool,
     /// What else could not be looked at.
@@ -123,6 +128,7 @@ impl Patient {
             plugin: plugin::Plugin::look(&scene.env),
             libraries: libraries::look(root, &scene.env),
             python: python::look(&scene.env),
+            snippets: snippets::look(Path::new(".")),
             running: running.unwrap_or_default(),
             in_container: ["/.dockerenv", "/run/.containerenv", "/.singularity.d"]
                 .iter()

@@ -3,8 +3,7 @@
 
 use serde::Serialize;
 
-use super::python::{Package, numbers};
-use super::{Patient, cuda_version};
+use super::{Patient, container, parsers};
 use crate::inside::scene::VISIBLE;
 use crate::inside::screen::{Screen, count};
 use crate::verify::checks::{self, Evidence, State};
@@ -50,7 +49,7 @@ impl Finding {
     }
 }
 
-fn finding(
+pub fn finding(
     level: Level,
     topic: &'static str,
     what: impl Into<String>,
@@ -69,11 +68,11 @@ pub fn findings(patient: &Patient) -> Vec<Finding> {
     all.extend(other_vendors(patient));
     all.extend(driver(patient));
     all.extend(libraries(patient));
-    all.extend(container(patient));
+    all.extend(container::finding_of(patient));
     all.extend(mps(patient));
     all.extend(cards(patient));
     all.extend(strangers(patient));
-    all.extend(python(patient));
+    all.extend(parsers::findings(patient));
     all
 }
 
@@ -129,6 +128,17 @@ fn plugin(patient: &Patient) -> Option<Finding> {
             ),
             "srun fails, or goes on without gpu-align where the line says optional",
             "ask the admin to install it",
+        ));
+    }
+    let unknown = plugin.slurm.as_ref().filter(|slurm| !slurm.is_known());
+    if let (Some(slurm), Some(_), false) = (unknown, &plugin.line, here) {
+        return Some(finding(
+            Level::Wrong,
+            "plugin",
+            format!("{slurm}, which gpu-align {} does not know", env!("CARGO_PKG_VERSION")),
+            "Slurm refuses the plugin: srun fails, or goes on without it where the line says \
+             optional",
+            "ask the admin to install a gpu-align that knows this release",
         ));
     }
     let in_step = env.get("SLURM_STEP_ID").is_some();
@@ -288,38 +298,6 @@ fn libraries(patient: &Patient) -> Vec<Finding> {
     patient.libraries.iter().map(finding).collect()
 }
 
-fn container(patient: &Patient) -> Option<Finding> {
-    let env = &patient.scene.env;
-    let wanted = env.get("NVIDIA_VISIBLE_DEVICES")?;
-    if matches!(wanted, "all" | "") {
-        return None;
-    }
-    if matches!(wanted, "void" | "none") {
-        return (!patient.scene.reach.is_empty() || patient.in_container).then(|| {
-            finding(
-                Level::Note,
-                "container",
-                format!("NVIDIA_VISIBLE_DEVICES={wanted}: a container runtime mounts no card"),
-                "",
-                "set NVIDIA_VISIBLE_DEVICES=all where Slurm constrains devices",
-            )
-        });
-    }
-    let list = env.get(VISIBLE);
-    (list != Some(wanted)).then(|| {
-        finding(
-            Level::Warning,
-            "container",
-            format!(
-                "NVIDIA_VISIBLE_DEVICES={wanted} and CUDA_VISIBLE_DEVICES={} differ",
-                list.unwrap_or("(unset)")
-            ),
-            "a container shows the cards of the first, counted from 0; the second counts among those",
-            "set NVIDIA_VISIBLE_DEVICES=all and name cards by UUID (ids=uuid)",
-        )
-    })
-}
-
 fn mps(patient: &Patient) -> Option<Finding> {
     let folder = patient.scene.env.get("CUDA_MPS_PIPE_DIRECTORY")?;
     let list = patient.scene.env.get(VISIBLE).unwrap_or_default();
@@ -400,67 +378,4 @@ fn strangers(patient: &Patient) -> Vec<Finding> {
     };
     let foreign = |process: &&super::processes::Running| !process.own && process.user.is_some();
     patient.running.iter().filter(foreign).map(finding).collect()
-}
-
-/// Programs that read CUDA_VISIBLE_DEVICES themselves and expect numbers.
-const INTEGER_PARSERS: [(&str, (u32, u32), &str); 5] = [
-    ("torch", (2, 0), "counts 0 devices when they are named by UUID"),
-    ("vllm", (0, 24), "fails on UUIDs in CUDA_VISIBLE_DEVICES"),
-    ("ray", (2, 10), "fails on UUIDs in CUDA_VISIBLE_DEVICES"),
-    ("ray_lightning", (u32::MAX, 0), "fails on UUIDs in CUDA_VISIBLE_DEVICES"),
-    (
-        "deepspeed",
-        (u32::MAX, 0),
-        "has a launcher that fails on UUIDs; scripts under srun do not use it",
-    ),
-];
-
-fn python(patient: &Patient) -> Vec<Finding> {
-    let Ok(python) = &patient.python else { return Vec::new() };
-    let list = patient.scene.env.get(VISIBLE).unwrap_or_default();
-    let by_uuid = list.starts_with("GPU-") || list.starts_with("MIG-");
-    let mut all = Vec::new();
-    for package in &python.packages {
-        let parser = INTEGER_PARSERS
-            .iter()
-            .find(|(name, fixed, _)| package.name == *name && numbers(&package.version) < *fixed);
-        if let Some((name, _, what)) = parser {
-            all.push(finding(
-                if by_uuid { Level::Warning } else { Level::Note },
-                "python",
-                format!("{name} {} {what}", package.version),
-                if by_uuid { "CUDA_VISIBLE_DEVICES names cards by UUID here" } else { "" },
-                "ask for numbers with --gpu-align=ids=index, or update it",
-            ));
-        }
-        all.extend(newer_than_the_driver(package, patient));
-    }
-    all
-}
-
-fn newer_than_the_driver(package: &Package, patient: &Patient) -> Option<Finding> {
-    let built = package.cuda.as_deref()?;
-    if built == "none" {
-        return Some(finding(
-            Level::Warning,
-            "python",
-            format!("{} {} was built without CUDA", package.name, package.version),
-            "it uses no card, whatever is visible",
-            "install its CUDA build",
-        ));
-    }
-    let offered = cuda_version(&patient.scene)?;
-    let needs = numbers(built).0;
-    (needs > offered.0 as u32).then(|| {
-        finding(
-            Level::Wrong,
-            "python",
-            format!(
-                "{} {} was built for CUDA {built} and the driver offers {}.{}",
-                package.name, package.version, offered.0, offered.1
-            ),
-            "it sees no card with this driver",
-            "install a build for the driver's CUDA, or ask for a newer driver",
-        )
-    })
 }
