@@ -38,9 +38,9 @@ def held(count):
         other.end()
 
 
-def probed(*arguments, view=()):
+def probed(*arguments, view=(), env=None):
     """What CUDA opens in each task: [{cuda, env, open}, …] by local rank, and the log."""
-    done = run("srun", *arguments, *view, PROBE)
+    done = run("srun", *arguments, *view, PROBE, env=env)
     if done.returncode:
         raise AssertionError(f"srun answered {done.returncode}: {done.stderr}")
     said = [json.loads(line) for line in done.stdout.splitlines()]
@@ -143,6 +143,8 @@ class TidyUnconstrained(unittest.TestCase):
                 tasks, log = srun("-n2", "--gres=gpu:4", f"--gpu-align={words}", env=env)
                 self.assertEqual(log.count(warning), times, (words, env, log))
                 self.assertEqual(len(tasks), 2)
+            inside, log = probed("-n1", "--gres=gpu:4", "--gpu-align=ids=index", view=CONTAINER, env=wanted)
+            self.assertEqual((cuda(inside[0]), log.count(warning)), ([], 1), "the warning is of what does not happen")
             doctor = run("srun", "-n1", "--gres=gpu:4", "--gpu-align=ids=index,print=off",
                          ROOT / "target/release/gpu-align", "doctor", env=wanted)
         self.assertEqual(doctor.returncode, 1)

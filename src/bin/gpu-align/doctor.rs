@@ -3,6 +3,7 @@
 mod container;
 mod findings;
 mod libraries;
+mod mps;
 mod parsers;
 mod plugin;
 mod processes;
@@ -102,6 +103,8 @@ pub struct Patient {
     /// Lines of this folder's scripts that make numbers of the list's entries.
     pub snippets: Vec<snippets::Snippet>,
     pub running: Vec<Running>,
+    /// The MPS daemon that programs here would talk to.
+    pub mps: mps::Seen,
     pub in_container: bool,
     /// What else could not be looked at.
     pub unseen: Vec<String>,
@@ -130,6 +133,7 @@ impl Patient {
             python: python::look(&scene.env),
             snippets: snippets::look(Path::new(".")),
             running: running.unwrap_or_default(),
+            mps: mps::look(root, &scene.env),
             in_container: ["/.dockerenv", "/run/.containerenv", "/.singularity.d"]
                 .iter()
                 .any(|mark| Path::new(mark).exists()),
@@ -201,6 +205,7 @@ impl Page {
         unseen.extend(patient.usage.as_ref().err().cloned());
         unseen.extend(patient.python.as_ref().err().cloned());
         unseen.extend(patient.plugin.unseen.clone());
+        unseen.extend(patient.mps.unseen());
         Page {
             schema: 1,
             exit: if cards.is_blind() { 2 } else { u8::from(any) },

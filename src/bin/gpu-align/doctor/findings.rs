@@ -3,8 +3,7 @@
 
 use serde::Serialize;
 
-use super::{Patient, container, parsers};
-use crate::inside::scene::VISIBLE;
+use super::{Patient, container, mps, parsers};
 use crate::inside::screen::{Screen, count};
 use crate::verify::checks::{self, Evidence, State};
 use crate::verify::sharing::TaskOf;
@@ -69,7 +68,7 @@ pub fn findings(patient: &Patient) -> Vec<Finding> {
     all.extend(driver(patient));
     all.extend(libraries(patient));
     all.extend(container::finding_of(patient));
-    all.extend(mps(patient));
+    all.extend(mps::finding_of(patient));
     all.extend(cards(patient));
     all.extend(strangers(patient));
     all.extend(parsers::findings(patient));
@@ -296,28 +295,6 @@ fn libraries(patient: &Patient) -> Vec<Finding> {
         ),
     };
     patient.libraries.iter().map(finding).collect()
-}
-
-fn mps(patient: &Patient) -> Option<Finding> {
-    let folder = patient.scene.env.get("CUDA_MPS_PIPE_DIRECTORY")?;
-    let list = patient.scene.env.get(VISIBLE).unwrap_or_default();
-    let by_index = !list.is_empty() && !list.starts_with("GPU-") && !list.starts_with("MIG-");
-    Some(match by_index {
-        true => finding(
-            Level::Warning,
-            "mps",
-            format!("CUDA_MPS_PIPE_DIRECTORY={folder} and cards are named by index"),
-            "an MPS daemon that was started with some cards counts them from 0 again",
-            "name cards by UUID: --gpu-align=ids=uuid",
-        ),
-        false => finding(
-            Level::Note,
-            "mps",
-            format!("CUDA_MPS_PIPE_DIRECTORY={folder}: programs run through an MPS daemon"),
-            "",
-            "",
-        ),
-    })
 }
 
 fn cards(patient: &Patient) -> Vec<Finding> {

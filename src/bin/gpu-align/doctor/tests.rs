@@ -13,6 +13,7 @@ pub fn patient(scene: Scene) -> Patient {
         python: Ok(python::Python { interpreter: "/usr/bin/python3".into(), packages: vec![] }),
         snippets: Vec::new(),
         running: Vec::new(),
+        mps: mps::Seen::Nothing,
         in_container: false,
         unseen: Vec::new(),
         scene,
