@@ -50,6 +50,14 @@ class Pick(unittest.TestCase):
         self.assertEqual(done.returncode, 1)
         self.assertIn("2 cards wanted and 1 of 1 card fit", done.stderr)
 
+    def test_what_can_never_fit_is_said_at_once(self):
+        for wishes in (["-n", "9"], ["--model", "H100"], ["--min-free", "81GiB"]):
+            # The wait is longer than run() lets a command take.
+            done = run(PROGRAM, "pick", "--wait", "2h", *wishes)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("of 8 cards fit", done.stderr)
+            self.assertIn("ask for less, since waiting cannot help", done.stderr)
+
     def test_another_users_link_is_not_followed(self):
         folder = Path(f"/tmp/gpu-align-{os.getuid()}")
         run(PROGRAM, "pick", "--", "true")
