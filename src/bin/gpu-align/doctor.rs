@@ -225,7 +225,7 @@ impl Page {
         let known = |text: &Option<String>| text.clone().unwrap_or_else(|| "not known".into());
         out += &format!("\ndriver {}, CUDA {}\n", known(&self.driver), known(&self.cuda));
         if let Some(python) = &self.python {
-            out += &screen.sentence("", 2, &python.says());
+            out += &screen.entry(&python.says());
         }
         out += "\nenvironment\n";
         for variable in &self.environment {
@@ -233,12 +233,15 @@ impl Page {
                 true => String::new(),
                 false => format!("   <- {}", variable.set_in.join(", ")),
             };
-            out += &screen.sentence("  ", 6, &format!("{}={}{set}", variable.name, variable.value));
+            out += &screen.entry(&format!("{}={}{set}", variable.name, variable.value));
+        }
+        if self.environment.is_empty() {
+            out += "  no variable that chooses cards is set\n";
         }
         if !self.processes.is_empty() {
             out += "\nprocesses on these cards\n";
             for process in &self.processes {
-                out += &screen.sentence("  ", 6, &process.says());
+                out += &screen.entry(&process.says());
             }
         }
         out += "\nfindings\n";

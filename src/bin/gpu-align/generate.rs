@@ -42,6 +42,8 @@ impl Generate {
 fn for_people(program: Command) -> Command {
     let mut shown = Command::new("gpu-align").version(env!("CARGO_PKG_VERSION"));
     shown = shown.about(program.get_about().cloned().unwrap_or_default());
+    shown = shown.after_long_help(program.get_after_long_help().cloned().unwrap_or_default());
+    shown = shown.subcommand_required(true);
     for command in program.get_subcommands().filter(|command| !command.is_hide_set()) {
         shown = shown.subcommand(command.clone());
     }
@@ -125,16 +127,22 @@ mod tests {
         assert!(page.contains(synopsis), "{page}");
     }
 
-    /// The help of every command for users says how it is used and how it ends.
+    /// The help of every command says how it is used and how it ends, and of every option and
+    /// argument what it is.
     #[test]
     fn every_help_has_examples_and_exit_codes() {
-        for command in for_people(Arguments::command()).get_subcommands_mut() {
+        let mut program = for_people(Arguments::command());
+        let help = program.render_long_help().to_string();
+        let mut helps = vec![("gpu-align".to_owned(), help)];
+        for command in program.get_subcommands_mut().filter(|c| c.get_name() != "help") {
             let name = command.get_name().to_owned();
-            if !["show", "verify", "doctor", "pick", "exec"].contains(&name.as_str()) {
-                continue;
+            for argument in command.get_arguments() {
+                assert!(argument.get_help().is_some(), "{name}: {}", argument.get_id());
             }
-            let help = command.render_long_help().to_string();
-            assert!(help.contains("Examples:") && help.contains("Exit status"), "{name}");
+            helps.push((name, command.render_long_help().to_string()));
+        }
+        for (name, help) in helps {
+            assert!(help.contains("\nExample") && help.contains("\nExit status:"), "{name}");
             for line in help.lines() {
                 assert!(line.chars().count() <= 100, "{name}: {line}");
             }

@@ -35,10 +35,11 @@ the export lines are for (--holder names another). Other pickers of the same use
 node pass it over; other users' processes are seen by their use of the card.
 
 Exit status:
-  0         picked; with COMMAND, the command's own
-  1         not enough cards fit, or fit in time; at once where waiting cannot help
-  2         the cards could not be looked at, or this is a step of several tasks
-  126, 127  COMMAND cannot be started, is not there
+  0    picked; with COMMAND, the command's own
+  1    not enough cards fit, or fit in time; at once where waiting cannot help
+  2    the cards could not be looked at, or this is a step of several tasks
+  126  COMMAND cannot be started
+  127  COMMAND is not there
 
 Examples:
   eval \"$(gpu-align pick)\"
@@ -74,6 +75,7 @@ pub struct Pick {
     /// The process that holds the cards [default: COMMAND, or the caller's shell]
     #[arg(long, value_name = "PID")]
     holder: Option<u32>,
+    /// Become this command with the cards set
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }

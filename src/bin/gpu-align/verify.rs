@@ -27,7 +27,8 @@ Exit status:
   0    everything that was compared agrees
   1    something does not
   2    nothing disagrees, but CUDA or the driver could not be looked at
-  126, 127  COMMAND cannot be started, is not there
+  126  COMMAND cannot be started
+  127  COMMAND is not there
 With COMMAND the exit status is the command's, unless the check kept it from starting.
 
 Examples:
