@@ -7,7 +7,9 @@ use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{self, ExitCode};
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use inside::screen::Screen;
 
 mod ask;
 mod check;
@@ -16,6 +18,7 @@ mod drain;
 mod epilog;
 mod exec;
 mod generate;
+mod help;
 mod inside;
 mod inventory;
 mod job;
@@ -72,7 +75,9 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    match run(Arguments::parse()) {
+    let program = help::fitted(Arguments::command(), Screen::stdout());
+    let arguments = Arguments::from_arg_matches(&program.get_matches());
+    match run(arguments.unwrap_or_else(|why| why.exit())) {
         Ok(code) => code,
         Err(why) => {
             eprintln!("gpu-align: {why:#}");
