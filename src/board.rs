@@ -189,13 +189,19 @@ fn caution_code(caution: Option<Caution>) -> u8 {
         Some(Caution::NotInPciOrder) => 1,
         Some(Caution::UnknownGresList) => 2,
         Some(Caution::NamedForMps) => 3,
+        Some(Caution::CountedForContainer) => 4,
     }
 }
 
 fn caution_of(code: u8) -> Option<Caution> {
-    [Caution::NotInPciOrder, Caution::UnknownGresList, Caution::NamedForMps]
-        .into_iter()
-        .find(|caution| caution_code(Some(*caution)) == code)
+    [
+        Caution::NotInPciOrder,
+        Caution::UnknownGresList,
+        Caution::NamedForMps,
+        Caution::CountedForContainer,
+    ]
+    .into_iter()
+    .find(|caution| caution_code(Some(*caution)) == code)
 }
 
 #[cfg(test)]

@@ -105,7 +105,11 @@ impl Step {
         let mps = under_mps(&env) && self.policy.ids == Ids::Index;
         let ids = if mps { Ids::Uuid } else { self.policy.ids };
         let variables = variables(&plan, ids, reach, inventory)?;
+        let whole = allotment.devices.iter().all(|device| device.slice.is_none());
+        let others = reach.iter().any(|device| !allotment.devices.contains(device));
+        let anew = ids == Ids::Index && whole && others && wants_a_container(&env);
         let caution = allotment.caution.or(mps.then_some(Caution::NamedForMps));
+        let caution = caution.or(anew.then_some(Caution::CountedForContainer));
         Ok(Some(Decision { plan, caution, variables }))
     }
 }
@@ -116,6 +120,15 @@ fn under_mps(env: impl Fn(&str) -> Option<String>) -> bool {
     ["CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]
         .iter()
         .any(|name| env(name).is_some_and(|value| !value.is_empty()))
+}
+
+/// What a container runtime that starts in the task is asked for: some cards by
+/// NVIDIA_VISIBLE_DEVICES, or a bundle by `srun --container`.
+fn wants_a_container(env: impl Fn(&str) -> Option<String>) -> bool {
+    let set = |name: &str| env(name).filter(|value| !value.is_empty());
+    let list = set("NVIDIA_VISIBLE_DEVICES");
+    list.is_some_and(|list| !["all", "none", "void"].contains(&list.as_str()))
+        || set("SLURM_CONTAINER").is_some()
 }
 
 fn variables(
@@ -143,4 +156,65 @@ pub fn doubtful_variables() -> Vec<(&'static str, String)> {
         ("CUDA_DEVICE_ORDER", "PCI_BUS_ID".to_owned()),
         ("GPU_ALIGN_VERSION", env!("CARGO_PKG_VERSION").to_owned()),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{Card, Minor};
+    use crate::slurm::step::Kind;
+
+    fn node() -> Inventory {
+        let card = |rank: u32| Card {
+            pci: format!("0000:{:02x}:00.0", rank * 16).parse().unwrap(),
+            minor: Minor(rank),
+            uuid: format!("GPU-00000000-0008-4000-8000-00000000000{rank}").parse().ok(),
+            model: "NVIDIA A100-SXM4-80GB".into(),
+            numa: None,
+            slices: Vec::new(),
+        };
+        Inventory::new((0..8).map(card).collect())
+    }
+
+    /// What the step that holds cards 4 to 7 is cautioned of, where these cards
+    /// can be opened.
+    fn caution(
+        words: &str,
+        reach: std::ops::Range<usize>,
+        env: &[(&str, &str)],
+    ) -> Option<Caution> {
+        let numbers = if reach.len() == 8 { "4,5,6,7" } else { "0,1,2,3" };
+        let slurm = [("SLURM_STEP_GPUS", "4,5,6,7"), ("CUDA_VISIBLE_DEVICES", numbers)];
+        let env = |name: &str| {
+            let set = slurm.iter().chain(env).find(|(set, _)| *set == name);
+            set.map(|(_, value)| value.to_string())
+        };
+        let step = Step {
+            node: "n1".into(),
+            name: "12.0".into(),
+            policy: Policy::resolve([&words.parse().unwrap()]),
+            inventory: Ok(node()),
+            gap: None,
+            positions: Some((0..8).map(|rank| Some(Device::whole(rank))).collect()),
+            said: Said::read(Kind::Normal, env),
+            reading: Reading::Rank,
+            tasks: 1,
+        };
+        let reach: Vec<Device> = reach.map(Device::whole).collect();
+        step.decide(0, &reach, env, |_| None).unwrap().unwrap().caution
+    }
+
+    #[test]
+    fn fc_38_indices_of_an_unconstrained_node_and_a_container_are_warned_of() {
+        let some = [("NVIDIA_VISIBLE_DEVICES", "4,5,6,7")];
+        let bundle = [("SLURM_CONTAINER", "/images/app")];
+        for env in [&some, &bundle] {
+            assert_eq!(caution("ids=index", 0..8, env), Some(Caution::CountedForContainer));
+            // UUIDs are right in both views, and so are indices where devices are constrained.
+            assert_eq!(caution("ids=uuid", 0..8, env), None);
+            assert_eq!(caution("ids=index", 4..8, env), None);
+        }
+        assert_eq!(caution("ids=index", 0..8, &[]), None);
+        assert_eq!(caution("ids=index", 0..8, &[("NVIDIA_VISIBLE_DEVICES", "all")]), None);
+    }
 }

@@ -72,6 +72,10 @@ impl fmt::Display for Caution {
             Caution::NamedForMps => {
                 "an MPS daemon counts its own cards, so CUDA_VISIBLE_DEVICES holds UUIDs, not indices"
             }
+            Caution::CountedForContainer => {
+                "CUDA_VISIBLE_DEVICES holds places among all cards of this node, and a container \
+                 that shows only some counts those from 0: ask with ids=uuid"
+            }
             Caution::UnknownGresList => {
                 "unverified: this node's gres list is not known, so Slurm's numbers are read as \
                  places in PCI order"

@@ -366,22 +366,12 @@ impl Launch {
     }
 }
 
-/// `waiting.toml`: what no data file says yet, or ever.
+/// `elsewhere.toml`: what no data file says.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Elsewhere {
-    waiting: Vec<Waiting>,
     held: Vec<Held>,
     out_of_scope: Vec<OutOfScope>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Waiting {
-    case: String,
-    /// The issue that it waits for.
-    r#for: String,
-    what: String,
 }
 
 /// Held by another test than this one.
@@ -409,14 +399,14 @@ const NUMBERS: [u32; 41] = [
 /// Hard cases run in the cluster too, where Slurm and a kernel take part…
 const LIVE: [u32; 10] = [1, 2, 7, 14, 38, 41, 42, 45, 46, 50];
 
-/// …or in another live test that `waiting.toml` names…
+/// …or in another live test that `elsewhere.toml` names…
 const LIVE_ELSEWHERE: [u32; 3] = [6, 35, 37];
 
 /// …or need what the cluster does not have.
 const NOT_LIVE: [u32; 1] = [39];
 
 fn elsewhere() -> Elsewhere {
-    toml::from_str(&fs::read_to_string(folder().join("waiting.toml")).unwrap()).unwrap()
+    toml::from_str(&fs::read_to_string(folder().join("elsewhere.toml")).unwrap()).unwrap()
 }
 
 fn names_case(name: &str, number: u32) -> bool {
@@ -426,9 +416,9 @@ fn names_case(name: &str, number: u32) -> bool {
 
 #[test]
 fn no_case_is_skipped_in_silence() {
-    let Elsewhere { waiting, held, out_of_scope } = elsewhere();
+    let Elsewhere { held, out_of_scope } = elsewhere();
     let files = cases().into_keys();
-    let listed = waiting.iter().map(|w| &w.case).chain(held.iter().map(|h| &h.case));
+    let listed = held.iter().map(|h| &h.case);
     let listed = listed.chain(out_of_scope.iter().map(|o| &o.case)).cloned();
     let all: Vec<String> = files.chain(listed).collect();
     for number in NUMBERS {
@@ -440,12 +430,8 @@ fn no_case_is_skipped_in_silence() {
 }
 
 #[test]
-fn what_waits_says_for_which_issue_and_what_is_held_is_there() {
-    let Elsewhere { waiting, held, out_of_scope } = elsewhere();
-    let issues = ["the prolog helper", "inside the job", "the package"];
-    for Waiting { case, r#for, what } in &waiting {
-        assert!(issues.contains(&r#for.as_str()) && !what.is_empty(), "{case}");
-    }
+fn what_is_held_elsewhere_is_there() {
+    let Elsewhere { held, out_of_scope } = elsewhere();
     for Held { case, by, what } in &held {
         let (file, test) = by.split_once("::").expect("FILE::TEST");
         let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file));
@@ -461,7 +447,7 @@ fn hard_cases_run_in_the_cluster_or_say_why_not() {
     for number in LIVE {
         assert!(live.contains(&format!("def test_fc_{number:02}_")), "FC-{number:02} is not live");
     }
-    let Elsewhere { held, out_of_scope, .. } = elsewhere();
+    let Elsewhere { held, out_of_scope } = elsewhere();
     for number in LIVE_ELSEWHERE {
         let live = |h: &Held| names_case(&h.case, number) && h.by.starts_with("tests/live/");
         assert!(held.iter().any(live), "FC-{number:02} is not live");

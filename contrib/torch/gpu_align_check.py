@@ -74,8 +74,8 @@ def look(device=None):
     report = Report()
     try:
         import torch
-    except ImportError as error:
-        report.unknown.append("torch cannot be imported (%s); activate the environment that has it" % error)
+    except Exception as error:  # a library that torch needs raises OSError, a broken one whatever it likes
+        report.unknown.append("torch cannot be imported (%s); activate the environment that has it" % _first_line(error))
         return report
     report.torch = torch.__version__
     report.cuda = torch.version.cuda
@@ -88,7 +88,7 @@ def look(device=None):
     _devices(torch, report)
     _compare(report)
     if device is not None:
-        _compare_own(report, _index(device))
+        _compare_own(report, _index(device, torch))
     return report
 
 
@@ -103,15 +103,22 @@ def _devices(torch, report):
     except Exception as error:  # whatever CUDA says, the user has to read it
         report.wrong.append("torch counts %s and CUDA does not start: %s" % (_count(count), _first_line(error)))
         return
-    fallback = None
+    driver = None
     for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        uuid, pci = _uuid(properties), _pci(properties)
-        if uuid is None or pci is None:
-            fallback = _driver_names(report) if fallback is None else fallback
-            named = fallback[index] if index < len(fallback) else (None, None)
-            uuid, pci = uuid or named[0], pci or named[1]
-        report.devices.append({"index": index, "name": properties.name, "pci": pci, "uuid": _as_given(uuid, report),
+        try:
+            properties = torch.cuda.get_device_properties(index)
+        except Exception as error:  # a card that was lost, or that refuses a second process
+            report.wrong.append("cuda:%d does not answer: %s" % (index, _first_line(error)))
+            return
+        uuid, pci = _as_given(_uuid(properties), report), _pci(properties)
+        # Before CUDA 12 torch has a slice's card in the place of the slice.
+        of_card = _slices_given(report) and uuid not in report.given
+        if uuid is None or pci is None or of_card:
+            driver = _driver_names(report) if driver is None else driver
+            named = driver[index] if index < len(driver) else (None, None)
+            said = _as_given(named[0], report)
+            uuid, pci = said if uuid is None or (of_card and said) else uuid, pci or named[1]
+        report.devices.append({"index": index, "name": properties.name, "pci": pci, "uuid": uuid,
                                "memory": properties.total_memory})
     if any(device["uuid"] is None for device in report.devices):
         report.unknown.append("torch %s does not give UUIDs and libcuda could not be asked" % report.torch)
@@ -135,12 +142,12 @@ def _compare(report):
         return
     there = [device["uuid"] for device in report.devices]
     if None in there:
-        if report.devices and len(there) != len(report.given):
+        if report.devices and len(there) != len(report.given) and not _slices_given(report):
             report.wrong.append("gpu-align gave %s and torch sees %s" % (_count(len(report.given)), _count(len(there))))
         return
     if not there or there == report.given:
         return
-    if any(uuid.startswith("MIG-") for uuid in report.given) and set(there) <= set(report.given):
+    if _slices_given(report) and set(there) <= set(report.given):
         return  # a process gets one slice of those that it was given
     if sorted(there) == sorted(report.given):
         report.wrong.append("torch counts the given cards in another order (%s, given %s): CUDA_DEVICE_ORDER or"
@@ -151,7 +158,7 @@ def _compare(report):
 
 
 def _compare_own(report, index):
-    if index >= len(report.devices):
+    if not 0 <= index < len(report.devices):
         report.wrong.append("this rank is about to use cuda:%d and torch sees %s: invalid device ordinal"
                             % (index, _count(len(report.devices))))
         return
@@ -168,14 +175,28 @@ def _given():
     return listed.split(",") if listed else None
 
 
+def _slices_given(report):
+    return any(name.startswith("MIG-") for name in report.given or [])
+
+
 def _as_given(uuid, report):
-    """torch has a slice's UUID without saying that it is one: the list that was given tells."""
+    """torch has a slice's UUID without saying that it is one: the list that was given tells.
+
+    Drivers before R470 know no UUIDs of slices: theirs are MIG-GPU-<the card's>/<GI>/<CI>.
+    """
     if uuid is None:
         return None
-    for name in report.given or []:
-        if name[4:].lower() == uuid.lower():
+    given, uuid = report.given or [], uuid.lower()
+    for name in given:
+        if name[4:].lower() == uuid:
             return name
-    return "GPU-" + uuid.lower()
+    slices = [name for name in given if name.lower().startswith("mig-gpu-%s/" % uuid)]
+    if not slices:
+        return "GPU-" + uuid
+    if len(slices) > 1:
+        report.unknown.append("this driver names a slice by its card only, and %d slices of %s were given: which of them"
+                              " this process has cannot be told" % (len(slices), _short(["GPU-" + uuid])))
+    return report.own if report.own in slices else slices[0]
 
 
 def _uuid(properties):
@@ -217,14 +238,17 @@ def _driver_names(report):
         return []
 
 
-def _index(device):
-    """0, "cuda", "cuda:0" or torch.device("cuda", 0)."""
-    if isinstance(device, int):
-        return device
-    index = getattr(device, "index", None)
+def _index(device, torch):
+    """Of 0, "0", "cuda:0" or torch.device("cuda", 0); "cuda" is the device that torch has made current."""
+    index = device if isinstance(device, int) else getattr(device, "index", None)
     if isinstance(index, int):
         return index
-    return int(str(device).rpartition(":")[2] or 0) if ":" in str(device) else 0
+    kind, _, number = str(device).rpartition(":")
+    if kind in ("", "cuda") and number.isdigit():
+        return int(number)
+    if str(device) == "cuda":
+        return torch.cuda.current_device() if torch.cuda.is_initialized() else 0
+    raise ValueError("gpu-align: '%s' is no device of CUDA; write it like 0 or cuda:0" % device)
 
 
 def _version(torch):
@@ -240,8 +264,8 @@ def _count(number):
 
 
 def _short(uuids):
-    """Long enough to tell them apart in a log."""
-    return ",".join(uuid[:8] + "…" + uuid[-4:] for uuid in uuids)
+    """Long enough to tell them apart in a log, whatever its encoding."""
+    return ",".join(uuid[:8] + "..." + uuid[-4:] for uuid in uuids)
 
 
 def _first_line(error):
@@ -254,7 +278,10 @@ def main(arguments=None):
     parser.add_argument("--json", action="store_true", help="print one JSON object on standard output")
     parser.add_argument("--device", metavar="N", help="the device that this rank is about to use, like 0 or cuda:0")
     options = parser.parse_args(arguments)
-    report = look(options.device if options.device is None or ":" in options.device else int(options.device))
+    try:
+        report = look(options.device)
+    except ValueError as error:
+        parser.error(str(error))
     if options.json:
         print(json.dumps(report.as_dict()))
     else:

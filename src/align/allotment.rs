@@ -67,6 +67,9 @@ pub enum Caution {
     UnknownGresList,
     /// `ids=index` was asked for, and an MPS daemon numbers its cards anew.
     NamedForMps,
+    /// `ids=index` counts cards that are not the step's, and a container that
+    /// shows only some of them counts anew.
+    CountedForContainer,
 }
 
 /// Decides the allotment; `None` where the step has no devices (rule 8).

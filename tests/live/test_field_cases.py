@@ -38,9 +38,9 @@ def held(count):
         other.end()
 
 
-def probed(*arguments, view=()):
+def probed(*arguments, view=(), env=None):
     """What CUDA opens in each task: [{cuda, env, open}, …] by local rank, and the log."""
-    done = run("srun", *arguments, *view, PROBE)
+    done = run("srun", *arguments, *view, PROBE, env=env)
     if done.returncode:
         raise AssertionError(f"srun answered {done.returncode}: {done.stderr}")
     said = [json.loads(line) for line in done.stdout.splitlines()]
@@ -134,6 +134,23 @@ class TidyUnconstrained(unittest.TestCase):
         self.assertEqual([task["open"] for task in tasks], [[4, 5, 6, 7]] * 4)
         self.assertEqual([cuda(task) for task in tasks], [CARD[4:]] * 4)
         self.assertEqual([cuda(task) for task in plain], [[]] * 4, "Slurm's own numbers are right in there")
+
+    def test_fc_38_indices_for_a_container_are_warned_of(self):
+        warning = "a container that shows only some counts those from 0: ask with ids=uuid"
+        wanted = {"NVIDIA_VISIBLE_DEVICES": "4,5,6,7"}
+        with held(4):
+            for words, env, times in (("ids=index", wanted, 1), ("ids=uuid", wanted, 0), ("ids=index", {}, 0)):
+                tasks, log = srun("-n2", "--gres=gpu:4", f"--gpu-align={words}", env=env)
+                self.assertEqual(log.count(warning), times, (words, env, log))
+                self.assertEqual(len(tasks), 2)
+            inside, log = probed("-n1", "--gres=gpu:4", "--gpu-align=ids=index", view=CONTAINER, env=wanted)
+            self.assertEqual((cuda(inside[0]), log.count(warning)), ([], 1), "the warning is of what does not happen")
+            doctor = run("srun", "-n1", "--gres=gpu:4", "--gpu-align=ids=index,print=off",
+                         ROOT / "target/release/gpu-align", "doctor", env=wanted)
+        self.assertEqual(doctor.returncode, 1)
+        said = " ".join(doctor.stdout.split())
+        self.assertIn("NVIDIA_VISIBLE_DEVICES=4,5,6,7 shows cards 4, 5, 6, 7: there CUDA_VISIBLE_DEVICES=4,5,6,7 selects"
+                      " no card", said)
 
 
 class TaskSharing(unittest.TestCase):

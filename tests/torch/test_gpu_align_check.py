@@ -6,7 +6,7 @@ import os
 import sys
 import types
 import unittest
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest import mock
 
@@ -124,12 +124,83 @@ class Check(unittest.TestCase):
         module.cuda.init = init
         self.assertIn("CUDA does not start: No CUDA GPUs are available", self.look(module, self.env([2])).wrong[0])
 
+    def test_slices_in_the_spelling_of_old_drivers(self):
+        """torch has no more than the card's UUID."""
+        slices = [f"MIG-{GIVEN[2]}/7/0", f"MIG-{GIVEN[2]}/8/0"]
+        env = {"GPU_ALIGN_VERSION": "0.1.0", "GPU_ALIGN_UUIDS": slices[1], "GPU_ALIGN_CARD": slices[1]}
+        report = self.look(torch([2]), env, device=0)
+        self.assertEqual((report.wrong, report.unknown), ([], []))
+        self.assertEqual(report.devices[0]["uuid"], slices[1])
+        # Of two slices of one card nobody says which it is; that is no mismatch.
+        report = self.look(torch([2]), {**env, "GPU_ALIGN_UUIDS": ",".join(slices)}, device=0)
+        self.assertEqual((report.wrong, len(report.unknown)), ([], 1))
+        self.assertIn("2 slices of GPU-0000...0002 were given", report.unknown[0])
+        self.assertIn("was changed after launch", self.look(torch([1]), env).wrong[0])
+
+    def test_a_slice_that_torch_takes_for_its_card_is_asked_of_the_driver(self):
+        own = "MIG-00000000-00a0-5000-8000-000000000001"
+        env = {"GPU_ALIGN_VERSION": "0.1.0", "GPU_ALIGN_UUIDS": own, "GPU_ALIGN_CARD": own}
+        for named, wrong in (((own[4:], None), 0), ((UUIDS[2], None), 1), ((None, None), 1)):
+            with mock.patch.dict(sys.modules, {"torch": torch([2])}), mock.patch.dict(os.environ, env):
+                checker = load()
+                with mock.patch.object(checker, "_driver_names", lambda report: [named]):
+                    self.assertEqual(len(checker.look().wrong), wrong, named)
+
+    def test_slices_without_names_are_not_counted_as_cards(self):
+        env = {"GPU_ALIGN_VERSION": "0.1.0", "GPU_ALIGN_UUIDS": "MIG-1,MIG-2"}
+        with mock.patch.dict(sys.modules, {"torch": torch([2], fields=())}), mock.patch.dict(os.environ, env):
+            checker = load()
+            with mock.patch.object(checker, "_driver_names", lambda report: []):
+                self.assertEqual(checker.look().wrong, [])
+
+    def test_the_device_in_every_spelling(self):
+        module, env = torch([0, 1], initialised=True), self.env([0, 1], own=1)
+        module.cuda.current_device = lambda: 1
+        spelt = [1, "1", "cuda:1", "cuda", types.SimpleNamespace(type="cuda", index=1)]
+        for device in spelt:
+            self.assertEqual(self.look(module, env, device=device).wrong, [], device)
+        self.assertIn("invalid device ordinal", self.look(module, env, device=-1).wrong[0])
+        for device in ("cpu", "cuda:x", "1,2"):
+            with self.assertRaisesRegex(ValueError, "is no device of CUDA"):
+                self.look(module, env, device=device)
+
+    def test_a_card_that_does_not_answer_is_wrong(self):
+        module = torch([2])
+
+        def lost(index):
+            raise RuntimeError("CUDA error: GPU is lost")
+        module.cuda.get_device_properties = lost
+        self.assertIn("cuda:0 does not answer: CUDA error: GPU is lost", self.look(module, self.env([2])).wrong[0])
+
+    def test_what_it_says_needs_no_utf_8(self):
+        for report in (self.look(torch([1]), self.env([2])), self.look(torch([2]), self.env([2]), device=7)):
+            "\n".join(report.lines()).encode("ascii")
+
+    def test_a_library_that_torch_lacks_is_said(self):
+        class Broken:
+            def find_spec(self, name, path=None, target=None):
+                if name == "torch":
+                    raise OSError("libcublas.so.11: cannot open shared object file")
+
+        saved = {name: sys.modules.pop(name) for name in list(sys.modules) if name == "torch"}
+        sys.meta_path.insert(0, Broken())
+        try:
+            with mock.patch.dict(os.environ, self.env([2])):
+                self.assertIn("libcublas.so.11", load().look().unknown[0])
+        finally:
+            del sys.meta_path[0]
+            sys.modules.update(saved)
+
     def test_json_and_exit_status(self):
         with mock.patch.dict(sys.modules, {"torch": torch([2])}), mock.patch.dict(os.environ, self.env([2])):
             checker, out = load(), io.StringIO()
             with redirect_stdout(out):
                 self.assertEqual(checker.main(["--json"]), 0)
                 self.assertEqual(checker.main(["--json", "--device", "cuda:1"]), 1)
+                self.assertEqual(checker.main(["--json", "--device", "cuda"]), 0)
+            with self.assertRaises(SystemExit) as ended, redirect_stderr(io.StringIO()):
+                checker.main(["--device", "cpu"])
+            self.assertEqual(ended.exception.code, 2)
         said = json.loads(out.getvalue().splitlines()[0])
         self.assertEqual((said["schema"], said["devices"][0]["uuid"]), (1, GIVEN[2]))
 

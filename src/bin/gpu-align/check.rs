@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use gpu_align::device::Inventory;
 use gpu_align::node::capabilities;
-use gpu_align::node::child;
 use gpu_align::node::stock::{Fault, FaultKind, Stock};
 use gpu_align::slurm::conf::{self, ConfError};
 use gpu_align::slurm::files;
@@ -23,6 +22,7 @@ use gpu_align::spank;
 use serde::Serialize;
 
 use crate::prolog::{host_name, take_stock};
+use crate::release;
 
 const EXAMPLES: &str = "\
 Exit status:
@@ -303,18 +303,12 @@ fn check_plugstack(findings: &mut Findings) {
 
 /// The plugin file answers for the releases in its table only.
 fn check_release(findings: &mut Findings) {
-    let folders = env::var_os("PATH").unwrap_or_default();
-    let folders =
-        env::split_paths(&folders).chain(["/usr/sbin", "/usr/local/sbin"].map(Into::into));
-    let slurmd = folders.map(|folder| folder.join("slurmd")).find(|path| path.is_file());
     let advice = "compare `slurmd -V` with the releases in the README by hand";
-    let Some(slurmd) = slurmd else {
+    let Some(slurmd) = release::find("slurmd") else {
         return findings.blind("slurmd", "it was not found", advice);
     };
-    let output = child::run(&slurmd, &["-V"], Duration::from_secs(5), 4096);
-    let said = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
     let at = slurmd.display();
-    match said.as_deref().map(release) {
+    match release::ask(&slurmd) {
         Ok(Some((major, minor))) if spank::supports(major, minor) => {}
         Ok(Some((major, minor))) => findings.problem(
             at,
@@ -329,24 +323,9 @@ fn check_release(findings: &mut Findings) {
     }
 }
 
-/// (22, 5) of `slurm-wlm 22.05.8`.
-fn release(text: &str) -> Option<(u32, u32)> {
-    let version =
-        text.split_whitespace().find(|word| word.starts_with(|c: char| c.is_ascii_digit()))?;
-    let mut parts = version.split('.');
-    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn slurmds_version_is_read_in_every_packagers_words() {
-        assert_eq!(release("slurm-wlm 22.05.8\n"), Some((22, 5)));
-        assert_eq!(release("slurm 24.11.5-3\n"), Some((24, 11)));
-        assert_eq!(release("slurm\n"), None);
-    }
 
     #[test]
     fn a_finding_is_one_line_of_what_where_and_what_to_do() {

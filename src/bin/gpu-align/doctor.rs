@@ -1,11 +1,15 @@
 //! `gpu-align doctor`: a page for someone lost.
 
+mod container;
 mod findings;
 mod libraries;
+mod mps;
+mod parsers;
 mod plugin;
 mod processes;
 mod python;
 mod redact;
+mod snippets;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -96,7 +100,11 @@ pub struct Patient {
     pub plugin: plugin::Plugin,
     pub libraries: Vec<libraries::Found>,
     pub python: Result<python::Python, String>,
+    /// Lines of this folder's scripts that make numbers of the list's entries.
+    pub snippets: Vec<snippets::Snippet>,
     pub running: Vec<Running>,
+    /// The MPS daemon that programs here would talk to.
+    pub mps: mps::Seen,
     pub in_container: bool,
     /// What else could not be looked at.
     pub unseen: Vec<String>,
@@ -123,7 +131,9 @@ impl Patient {
             plugin: plugin::Plugin::look(&scene.env),
             libraries: libraries::look(root, &scene.env),
             python: python::look(&scene.env),
+            snippets: snippets::look(Path::new(".")),
             running: running.unwrap_or_default(),
+            mps: mps::look(root, &scene.env),
             in_container: ["/.dockerenv", "/run/.containerenv", "/.singularity.d"]
                 .iter()
                 .any(|mark| Path::new(mark).exists()),
@@ -193,6 +203,7 @@ impl Page {
         unseen.extend(patient.usage.as_ref().err().cloned());
         unseen.extend(patient.python.as_ref().err().cloned());
         unseen.extend(patient.plugin.unseen.clone());
+        unseen.extend(patient.mps.unseen());
         Page {
             schema: 1,
             exit: if cards.is_blind() { 2 } else { u8::from(any) },
@@ -224,7 +235,7 @@ impl Page {
         let known = |text: &Option<String>| text.clone().unwrap_or_else(|| "not known".into());
         out += &format!("\ndriver {}, CUDA {}\n", known(&self.driver), known(&self.cuda));
         if let Some(python) = &self.python {
-            out += &screen.sentence("", 2, &python.says());
+            out += &screen.entry(&python.says());
         }
         out += "\nenvironment\n";
         for variable in &self.environment {
@@ -232,12 +243,15 @@ impl Page {
                 true => String::new(),
                 false => format!("   <- {}", variable.set_in.join(", ")),
             };
-            out += &screen.sentence("  ", 6, &format!("{}={}{set}", variable.name, variable.value));
+            out += &screen.entry(&format!("{}={}{set}", variable.name, variable.value));
+        }
+        if self.environment.is_empty() {
+            out += "  no variable that chooses cards is set\n";
         }
         if !self.processes.is_empty() {
             out += "\nprocesses on these cards\n";
             for process in &self.processes {
-                out += &screen.sentence("  ", 6, &process.says());
+                out += &screen.entry(&process.says());
             }
         }
         out += "\nfindings\n";

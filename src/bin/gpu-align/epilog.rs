@@ -13,6 +13,7 @@ use crate::prolog::{JOBS, job_path};
 const EXAMPLES: &str = "\
 Exit status:
   0  always: a nonzero Epilog drains the node
+  2  the options cannot be understood, with just that effect
 
 Example:
   gpu-align epilog    what slurm/epilog.d/50-gpu-align runs";

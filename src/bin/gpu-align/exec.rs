@@ -25,9 +25,10 @@ MPI_LOCALRANKID, MV2_COMM_WORLD_LOCAL_RANK, PMIX_LOCAL_RANK, PMI_LOCAL_RANK,
 PALS_LOCAL_RANKID, FLUX_TASK_LOCAL_ID, LOCAL_RANK, SLURM_LOCALID.
 
 Exit status: the command's; otherwise
-  1         the words ask for 'strict' and there is a doubt
-  2         the words, or the local rank, cannot be understood
-  126, 127  COMMAND cannot be started, is not there
+  1    the words ask for 'strict' and there is a doubt
+  2    the words, or the local rank, cannot be understood
+  126  COMMAND cannot be started
+  127  COMMAND is not there
 
 Examples:
   mpirun -np 4 gpu-align exec single -- ./app
@@ -50,6 +51,7 @@ pub struct Exec {
     /// How many ranks run on the node, where no launcher says it
     #[arg(long, value_name = "N")]
     local_size: Option<usize>,
+    /// Become this command as that rank
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }

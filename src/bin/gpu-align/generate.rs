@@ -9,6 +9,8 @@ use anyhow::Context;
 use clap::{Args, Command};
 use clap_complete::Shell;
 
+use crate::help;
+
 /// Write man pages and shell completions below a folder like /usr/share
 #[derive(Args)]
 pub struct Generate {
@@ -42,6 +44,8 @@ impl Generate {
 fn for_people(program: Command) -> Command {
     let mut shown = Command::new("gpu-align").version(env!("CARGO_PKG_VERSION"));
     shown = shown.about(program.get_about().cloned().unwrap_or_default());
+    shown = shown.after_long_help(program.get_after_long_help().cloned().unwrap_or_default());
+    shown = shown.subcommand_required(true);
     for command in program.get_subcommands().filter(|command| !command.is_hide_set()) {
         shown = shown.subcommand(command.clone());
     }
@@ -64,7 +68,7 @@ fn pages(program: &Command) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
         clap_mangen::Man::new(described).title(name.clone()).source(source).render(&mut page)?;
         let page =
             with_usage(&String::from_utf8(page)?, &command.clone().render_usage().to_string());
-        pages.push((format!("{name}.1"), as_written(&page).into_bytes()));
+        pages.push((format!("{name}.1"), with_sections(&page, command).into_bytes()));
     }
     Ok(pages)
 }
@@ -79,14 +83,17 @@ fn with_usage(page: &str, usage: &str) -> String {
     format!("{before}{SYNOPSIS}{usage}\n{after}")
 }
 
-/// Keeps the lines of exit codes and examples, which man would fill.
-fn as_written(page: &str) -> String {
+/// Puts our own sections where clap_mangen has one, filled, for all of them.
+fn with_sections(page: &str, command: &Command) -> String {
     const EXTRA: &str = ".SH EXTRA\n";
+    let text = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
     let Some((before, extra)) = page.split_once(EXTRA) else { return page.to_owned() };
-    let end = extra.find("\n.SH ").map_or(extra.len(), |end| end + 1);
-    let (extra, after) = extra.split_at(end);
-    let extra = extra.trim_end();
-    format!("{before}.SH \"EXIT STATUS AND EXAMPLES\"\n.nf\n{extra}\n.fi\n{after}")
+    let after = extra.find("\n.SH ").map_or("", |end| &extra[end + 1..]);
+    let also = match command.get_name() {
+        "gpu-align" => "",
+        _ => ".SH \"SEE ALSO\"\ngpu\\-align(1)\n",
+    };
+    format!("{before}{}{also}{after}", help::for_man(&text))
 }
 
 fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
@@ -99,7 +106,11 @@ fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
 mod tests {
     use super::*;
     use crate::Arguments;
+    use crate::inside::screen::Screen;
     use clap::CommandFactory;
+
+    const EXAMPLES: [&str; 7] =
+        ["gpu-align", "srun", "eval", "mpirun", "torchrun", "sudo", "SLURM_CONF="];
 
     #[test]
     fn every_command_has_a_page_and_a_completion_and_hidden_ones_have_none() {
@@ -119,24 +130,46 @@ mod tests {
         }
         assert!(!read("bash-completion/completions/gpu-align").contains("generate"));
         let page = read("man/man1/gpu-align-verify.1");
-        assert!(page.contains("Exit status") && page.contains("rank=3,1"));
+        assert!(page.contains(".SH \"EXIT STATUS\"") && page.contains("rank=3,1"));
+        assert!(page.ends_with(".SH \"SEE ALSO\"\ngpu\\-align(1)\n"), "{page}");
         let synopsis =
             ".SH SYNOPSIS\ngpu\\-align verify [OPTIONS] [\\-\\- <COMMAND>...]\n.SH DESCRIPTION";
         assert!(page.contains(synopsis), "{page}");
     }
 
-    /// The help of every command for users says how it is used and how it ends.
+    /// The help of every command says how it is used and how it ends, and of every option and
+    /// argument what it is.
     #[test]
     fn every_help_has_examples_and_exit_codes() {
-        for command in for_people(Arguments::command()).get_subcommands_mut() {
+        for width in [100, 80, 60] {
+            every_help(width);
+        }
+    }
+
+    fn every_help(width: usize) {
+        let screen = Screen { width, colours: false };
+        let mut program = help::fitted(for_people(Arguments::command()), screen);
+        let help = program.render_long_help().to_string();
+        let mut helps = vec![("gpu-align".to_owned(), help)];
+        for command in program.get_subcommands_mut().filter(|c| c.get_name() != "help") {
             let name = command.get_name().to_owned();
-            if !["show", "verify", "doctor", "pick", "exec"].contains(&name.as_str()) {
-                continue;
+            for argument in command.get_arguments() {
+                assert!(argument.get_help().is_some(), "{name}: {}", argument.get_id());
             }
-            let help = command.render_long_help().to_string();
-            assert!(help.contains("Examples:") && help.contains("Exit status"), "{name}");
-            for line in help.lines() {
-                assert!(line.chars().count() <= 100, "{name}: {line}");
+            helps.push((name, command.render_long_help().to_string()));
+        }
+        for (name, help) in helps {
+            assert!(help.contains("\nExample") && help.contains("\nExit status:"), "{name}");
+            // A command to copy is not broken.
+            let prose = |line: &&str| {
+                !line
+                    .trim_start()
+                    .split(' ')
+                    .next()
+                    .is_some_and(|word| EXAMPLES.iter().any(|e| word.starts_with(e)))
+            };
+            for line in help.lines().filter(prose) {
+                assert!(line.chars().count() <= width, "{name}: {line}");
             }
         }
     }

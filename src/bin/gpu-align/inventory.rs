@@ -6,7 +6,9 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Args;
-use gpu_align::node::stock::{Stock, StockCard, StockSlice};
+use gpu_align::node::stock::{FaultKind, Stock, StockCard, StockSlice};
+
+use crate::inside::screen::{Screen, count, number, size, word};
 
 const EXAMPLES: &str = "\
 Exit status:
@@ -44,7 +46,7 @@ impl Inventory {
         let stock = Stock::take(Path::new("/"))?;
         let text = match self.json {
             true => json(&stock)?,
-            false => table(&stock),
+            false => table(&stock, Screen::stdout()),
         };
         // A reader that has seen enough closes the pipe: no reason to complain.
         let _ = io::stdout().write_all(text.as_bytes());
@@ -57,41 +59,67 @@ pub fn json(stock: &Stock) -> anyhow::Result<String> {
     Ok(text + "\n")
 }
 
-const WIDTH: usize = 100;
 const INDENT: usize = 11;
 
-fn table(stock: &Stock) -> String {
-    let mut lines = vec![headline(stock)];
-    if !stock.cards.is_empty() {
-        lines.push(format!(
-            "{:>4} {:>5} {:<12}  {:<40}  {}",
-            "card", "minor", "bus", "uuid", "model"
-        ));
+fn table(stock: &Stock, screen: Screen) -> String {
+    let heads = [number("card"), number("minor"), word("bus"), word("uuid"), word("model")];
+    let row = |card: &StockCard| {
+        let uuid =
+            card.uuid.as_ref().map_or("not known before its first use", |uuid| uuid.as_str());
+        vec![
+            card.rank.to_string(),
+            card.minor.to_string(),
+            card.pci.to_string(),
+            uuid.to_owned(),
+            card.model.clone(),
+        ]
+    };
+    let rows: Vec<Vec<String>> = stock.cards.iter().map(row).collect();
+    let mut out = screen.sentence("", 0, &headline(stock));
+    if !rows.is_empty() {
+        out += &screen.table_with(&heads, &rows, |place| below(&stock.cards[place], screen));
     }
-    for card in &stock.cards {
-        card_lines(card, &mut lines);
+    for note in notes(stock) {
+        out += &screen.sentence("", 0, &note);
     }
-    let faults = stock.nvml.iter().chain(stock.cards.iter().filter_map(|c| c.fault.as_ref()));
-    let notes = faults.map(|fault| &fault.why).chain(&stock.differences);
-    for note in notes {
-        wrap(note.split(' '), " ", 0, &mut lines);
+    out
+}
+
+/// Faults and differences, a sentence each. In a job's cgroup most cards may
+/// be closed, which is one sentence for all of them.
+fn notes(stock: &Stock) -> Vec<String> {
+    let closed = |card: &&StockCard| {
+        card.fault.as_ref().is_some_and(|fault| fault.kind == FaultKind::NoPermission)
+    };
+    let (closed, rest): (Vec<_>, Vec<_>) = stock.cards.iter().partition(closed);
+    let of_cards = match closed[..] {
+        [] | [_] => closed.iter().filter_map(|card| card.fault.as_ref()).collect(),
+        _ => Vec::new(),
+    };
+    let rest = rest.iter().filter_map(|card| card.fault.as_ref());
+    let faults = stock.nvml.iter().chain(of_cards).chain(rest).map(|fault| &fault.why);
+    let mut notes: Vec<String> = faults.chain(&stock.differences).cloned().collect();
+    if closed.len() > 1 {
+        let files: Vec<String> =
+            closed.iter().map(|card| format!("/dev/nvidia{}", card.minor)).collect();
+        notes.insert(
+            0,
+            format!(
+                "this process may not open {}; that is right inside a job that does not hold them",
+                files.join(", ")
+            ),
+        );
     }
-    lines.join("\n") + "\n"
+    notes
 }
 
 fn headline(stock: &Stock) -> String {
-    let cards = match stock.cards.len() {
-        1 => "1 card".to_owned(),
-        n => format!("{n} cards"),
-    };
     let cuda = stock.cuda.as_ref().map_or(String::new(), |cuda| format!(", CUDA {cuda}"));
-    format!("{cards}, driver {}{cuda}", stock.driver)
+    format!("{}, driver {}{cuda}", count(stock.cards.len(), "card"), stock.driver)
 }
 
-fn card_lines(card: &StockCard, lines: &mut Vec<String>) {
-    let uuid = card.uuid.as_ref().map_or("not known before its first use", |uuid| uuid.as_str());
-    let pci = card.pci.to_string();
-    lines.push(format!("{:>4} {:>5} {pci:<12}  {uuid:<40}  {}", card.rank, card.minor, card.model));
+/// What does not stand in a card's row.
+fn below(card: &StockCard, screen: Screen) -> String {
     let on = |flag: bool| if flag { "on" } else { "off" };
     let facts = [
         card.memory.map(size),
@@ -101,13 +129,15 @@ fn card_lines(card: &StockCard, lines: &mut Vec<String>) {
         card.compute_mode.as_ref().map(|mode| format!("compute mode {mode}")),
         card.mig.map(|flag| format!("MIG {}", on(flag))),
     ];
-    wrap(facts.iter().flatten().map(String::as_str), ", ", INDENT, lines);
+    let facts: Vec<String> = facts.into_iter().flatten().collect();
+    let mut out = screen.facts(INDENT, &facts, ", ");
     for slice in &card.slices {
-        slice_lines(slice, lines);
+        out += &screen.facts(INDENT, &of_slice(slice), "  ");
     }
+    out
 }
 
-fn slice_lines(StockSlice { slice, placement, .. }: &StockSlice, lines: &mut Vec<String>) {
+fn of_slice(StockSlice { slice, placement, .. }: &StockSlice) -> Vec<String> {
     let [gi_cap, ci_cap] = slice.cap_minors;
     let facts = [
         Some(format!("slice {}/{}  {}", slice.gi, slice.ci, slice.uuid)),
@@ -115,35 +145,65 @@ fn slice_lines(StockSlice { slice, placement, .. }: &StockSlice, lines: &mut Vec
         Some(format!("caps {gi_cap} {ci_cap}")),
         placement.map(|[start, size]| format!("at {start}+{size}")),
     ];
-    wrap(facts.iter().flatten().map(String::as_str), "  ", INDENT, lines);
+    facts.into_iter().flatten().collect()
 }
 
-fn size(bytes: u64) -> String {
-    match bytes >> 30 {
-        0 => format!("{} MiB", bytes >> 20),
-        _ => format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30)),
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inside::simulated::golden;
+    use gpu_align::node::stock::Fault;
 
-/// Joins parts to lines of at most [`WIDTH`] columns, where the parts allow it.
-fn wrap<'a>(
-    parts: impl Iterator<Item = &'a str>,
-    separator: &str,
-    indent: usize,
-    lines: &mut Vec<String>,
-) {
-    let mut line = String::new();
-    for part in parts {
-        if !line.is_empty() && line.len() + separator.len() + part.len() > WIDTH {
-            lines.push(std::mem::take(&mut line));
-        }
-        match line.is_empty() {
-            true => line = " ".repeat(indent),
-            false => line += separator,
-        }
-        line += part;
+    fn stock() -> Stock {
+        let card = |rank: usize, fault: Option<FaultKind>| {
+            let fault =
+                fault.map(|kind| Fault { kind, why: format!("card {rank} is amiss; look") });
+            let text = serde_json::json!({
+                "rank": rank, "minor": 7 - rank, "pci": format!("0000:{:02x}:00.0", rank * 32 + 1),
+                "uuid": format!("GPU-00000000-0008-4000-8000-00000000000{rank}"),
+                "model": "NVIDIA A100-SXM4-80GB", "numa": rank / 2, "cpus": "0-3",
+                "memory": if fault.is_some() { None } else { Some(80u64 << 30) },
+                "persistence": true, "compute_mode": "default", "mig": rank == 0,
+                "slices": [], "fault": fault,
+            });
+            serde_json::from_value::<StockCard>(text).unwrap()
+        };
+        let closed = Some(FaultKind::NoPermission);
+        let mut cards = vec![card(0, None), card(1, closed), card(2, closed)];
+        cards.push(card(3, Some(FaultKind::Lost)));
+        let slice = serde_json::json!({
+            "uuid": "MIG-00000000-00a0-5000-8000-000000000000", "gi": 7, "ci": 0,
+            "profile": "1g.10gb", "cap_minors": [66, 67], "memory": 10u64 << 30,
+            "placement": [0, 1],
+        });
+        cards[0].slices = vec![serde_json::from_value(slice).unwrap()];
+        let rest = serde_json::json!({
+            "schema": 1, "version": "0.1.0", "boot_id": "", "driver": "580.159.04",
+            "cuda": "12.9", "nvml": null, "cards": cards, "differences": ["two stories; look"],
+        });
+        serde_json::from_value(rest).unwrap()
     }
-    if !line.is_empty() {
-        lines.push(line);
+
+    #[test]
+    fn the_table_fits_the_screen() {
+        for width in [100, 80, 60] {
+            let text = table(&stock(), Screen { width, colours: false });
+            assert!(text.lines().all(|line| line.chars().count() <= width), "{text}");
+            golden(&format!("inventory-{width}"), &text);
+        }
+    }
+
+    #[test]
+    fn cards_that_may_not_be_opened_are_one_sentence() {
+        let notes = notes(&stock());
+        assert_eq!(
+            notes,
+            [
+                "this process may not open /dev/nvidia6, /dev/nvidia5; that is right inside a job \
+                 that does not hold them",
+                "card 3 is amiss; look",
+                "two stories; look"
+            ]
+        );
     }
 }

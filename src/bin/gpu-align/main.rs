@@ -7,7 +7,9 @@ use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{self, ExitCode};
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use inside::screen::Screen;
 
 mod ask;
 mod check;
@@ -16,19 +18,40 @@ mod drain;
 mod epilog;
 mod exec;
 mod generate;
+mod help;
 mod inside;
 mod inventory;
 mod job;
 mod numbering;
 mod pick;
 mod prolog;
+mod release;
 mod show;
 mod task_prolog;
 mod verify;
 
+const EXAMPLES: &str = "\
+Exit status:
+  0     done, and nothing to say against it
+  1, 2  each command's own, see gpu-align COMMAND --help
+  2     the arguments cannot be understood
+
+Environment:
+  COLUMNS          the width to write for [default: the terminal's, else 100]
+  NO_COLOR         where it is set, no colours; they are for terminals only
+  SLURM_GPU_ALIGN  what to do, as in srun --gpu-align=WORDS; exec and task-prolog hear it
+  SLURM_CONF       where Slurm's configuration lies
+
+Examples:
+  gpu-align show                  in a job: which cards can this process use
+  gpu-align doctor                lost: what is wrong, why, and what to do
+  gpu-align verify -- ./app       start the program only if the cards are the right ones
+  sudo gpu-align inventory        on a node: every card by all its names";
+
 /// Says which NVIDIA card is whose: in a job, on a node, for the gpu-align plugin
 #[derive(Parser)]
 #[command(version, propagate_version = true, arg_required_else_help = true)]
+#[command(after_long_help = EXAMPLES)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -53,7 +76,9 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    match run(Arguments::parse()) {
+    let program = help::fitted(Arguments::command(), Screen::stdout());
+    let arguments = Arguments::from_arg_matches(&program.get_matches());
+    match run(arguments.unwrap_or_else(|why| why.exit())) {
         Ok(code) => code,
         Err(why) => {
             eprintln!("gpu-align: {why:#}");

@@ -35,10 +35,11 @@ the export lines are for (--holder names another). Other pickers of the same use
 node pass it over; other users' processes are seen by their use of the card.
 
 Exit status:
-  0         picked; with COMMAND, the command's own
-  1         not enough cards fit
-  2         the cards could not be looked at, or this is a step of several tasks
-  126, 127  COMMAND cannot be started, is not there
+  0    picked; with COMMAND, the command's own
+  1    not enough cards fit, or fit in time; at once where waiting cannot help
+  2    the cards could not be looked at, or this is a step of several tasks
+  126  COMMAND cannot be started
+  127  COMMAND is not there
 
 Examples:
   eval \"$(gpu-align pick)\"
@@ -53,13 +54,14 @@ Examples:
 #[command(after_long_help = EXAMPLES)]
 pub struct Pick {
     /// How many cards
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 1)]
-    number: usize,
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u16).range(1..))]
+    number: u16,
     /// Only cards with so much free memory, like 20GiB
     #[arg(long, value_name = "SIZE")]
     min_free: Option<Size>,
     /// Only cards that are busy for at most so many percent of the time
-    #[arg(long, value_name = "PERCENT")]
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=100))]
     max_util: Option<u32>,
     /// Only cards whose model matches, like 'A100|H100'
     #[arg(long, value_name = "REGEX")]
@@ -67,12 +69,13 @@ pub struct Pick {
     /// Only cards near this process's CPUs
     #[arg(long)]
     near: bool,
-    /// Wait so long for cards that fit, like 5m
+    /// Wait so long for cards that fit, like 30s, 5m or 2h
     #[arg(long, value_name = "TIME")]
     wait: Option<Span>,
     /// The process that holds the cards [default: COMMAND, or the caller's shell]
     #[arg(long, value_name = "PID")]
     holder: Option<u32>,
+    /// Become this command with the cards set
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
@@ -81,12 +84,16 @@ pub struct Pick {
 const PAUSE: Duration = Duration::from_millis(200);
 
 impl Pick {
+    fn number(&self) -> usize {
+        usize::from(self.number)
+    }
+
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let scene = gather::quick_scene(Env::own());
         refuse_in_a_step(&scene)?;
         let allotted = scene.allotted().map_err(anyhow::Error::msg)?;
         let wishes = Wishes {
-            number: self.number,
+            number: self.number(),
             min_free: self.min_free.map(|size| size.0),
             max_load: self.max_util,
             model: self.model.clone(),
@@ -98,6 +105,13 @@ impl Pick {
             (None, false) => std::process::id(),
         };
         let holders = Holders::of_this_user(Path::new("/"), &scene.node_name())?;
+        let nobody_looked = candidates(&scene, &allotted, &Err(String::new()));
+        if let Some(refusal) =
+            choose(&nobody_looked, &wishes, &|_| false).err().filter(|refusal| refusal.for_good)
+        {
+            eprintln!("gpu-align: {}", refusal.why);
+            return Ok(ExitCode::from(1));
+        }
         let deadline = Instant::now() + self.wait.map_or(Duration::ZERO, |span| span.0);
         loop {
             // Many may wait: one of them at a time looks, and only if there is a card to have.
@@ -110,13 +124,13 @@ impl Pick {
             let usage = ask::usage(&scene.env.0);
             let candidates = candidates(&scene, &allotted, &usage);
             let picked = holders.take(holder, |held| {
-                let places = choose(&candidates, &wishes, held)?;
-                Ok(places.iter().map(|&place| candidates[place].clone()).collect::<Vec<_>>())
+                choose(&candidates, &wishes, held)
+                    .map(|places| places.iter().map(|&p| candidates[p].clone()).collect::<Vec<_>>())
             })?;
             match picked {
                 Ok(picked) => return self.use_them(&scene, &picked, usage.err()),
-                Err(why) if last => {
-                    eprintln!("gpu-align: {why}");
+                Err(refusal) if last || refusal.for_good => {
+                    eprintln!("gpu-align: {}", refusal.why);
                     let blind =
                         usage.is_err() && (self.min_free.is_some() || self.max_util.is_some());
                     if let (true, Err(why)) = (blind, &usage) {
@@ -142,7 +156,7 @@ impl Pick {
         let held = holders.held();
         let uuids = allotted.iter().filter_map(|device| scene.uuid(*device));
         let free = uuids.filter(|uuid| !held.iter().any(|held| held == uuid.as_str())).count();
-        match free < self.number {
+        match free < self.number() {
             true => Ok(None),
             false => holders.turn(),
         }
@@ -207,6 +221,7 @@ fn candidates(scene: &Scene, allotted: &[Device], usage: &Result<Usage, String>)
             processes: processes.map(compute),
             load: used.and_then(|used| used.load),
             free: slice.map_or_else(|| used.and_then(|used| used.free), |slice| slice.free),
+            total: if device.slice.is_none() { used.and_then(|used| used.total) } else { None },
         })
     };
     allotted.iter().filter_map(candidate).collect()
@@ -228,7 +243,10 @@ impl FromStr for Size {
             _ => return Err("write a size with its unit, like 20GiB or 500M".into()),
         };
         let number: f64 = text[..end].parse().map_err(|_| "write a size like 20GiB".to_owned())?;
-        Ok(Size((number * unit as f64) as u64))
+        match (number * unit as f64) as u64 {
+            0 => Err("write a size above 0, like 20GiB".into()),
+            bytes => Ok(Size(bytes)),
+        }
     }
 }
 
@@ -281,10 +299,31 @@ mod tests {
     fn sizes_and_times_have_units() {
         assert_eq!("20GiB".parse(), Ok(Size(20 << 30)));
         assert_eq!("1.5g".parse(), Ok(Size(3 << 29)));
-        assert!("20".parse::<Size>().is_err() && "GiB".parse::<Size>().is_err());
+        for nonsense in ["20", "GiB", "0GiB", "1.2.3G", "-5GiB", "1e3GiB", "20 parsecs", ""] {
+            assert!(nonsense.parse::<Size>().is_err(), "{nonsense}");
+        }
+        assert_eq!("0".parse(), Ok(Span(Duration::ZERO)));
         assert_eq!("5m".parse(), Ok(Span(Duration::from_secs(300))));
         assert_eq!("90".parse(), Ok(Span(Duration::from_secs(90))));
         assert!("m".parse::<Span>().is_err() && "".parse::<Span>().is_err());
+    }
+
+    #[test]
+    fn wishes_that_mean_nothing_are_refused() {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            pick: Pick,
+        }
+        let refused = |words: &[&str]| {
+            let line = <Line as clap::Parser>::try_parse_from(["pick"].iter().chain(words));
+            line.map(|line| line.pick.number).map_err(|why| why.to_string())
+        };
+        assert_eq!(refused(&["-n", "2", "--max-util", "100", "--wait", "0"]), Ok(2));
+        assert!(refused(&["-n", "0"]).unwrap_err().contains("0 is not in 1.."));
+        assert!(refused(&["--max-util", "101"]).unwrap_err().contains("101 is not in 0..=100"));
+        assert!(refused(&["--min-free", "0G"]).unwrap_err().contains("write a size above 0"));
+        assert!(refused(&["--model", "A("]).unwrap_err().contains("without closing ')'"));
     }
 
     #[test]

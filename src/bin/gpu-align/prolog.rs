@@ -31,6 +31,7 @@ Exit status:
   0  always, unless --drain is given
   1  --drain is given and one of its faults was found: Slurm drains the node and
      requeues the job
+  2  the options cannot be understood: Slurm drains the node for that, too
 
 Examples:
   gpu-align prolog                          what slurm/prolog.d/50-gpu-align runs

@@ -18,7 +18,8 @@ const EXAMPLES: &str = "\
 Exit status:
   0  this process can use at least one device
   1  it can use none, or it cannot be told which are its own (--export)
-  2  neither the driver nor CUDA could be looked at
+  2  neither the driver nor CUDA could be looked at; with --export, not the driver; with
+     --step, this is no task of a step
 
 Examples:
   gpu-align show
@@ -62,7 +63,7 @@ impl Show {
                 }
                 Err(why) => {
                     eprintln!("gpu-align: {why}");
-                    Ok(ExitCode::from(1))
+                    Ok(ExitCode::from(if scene.inventory.is_err() { 2 } else { 1 }))
                 }
             };
         }
@@ -239,6 +240,7 @@ impl View {
         let rank = self.local_rank.map(|rank| format!(" local rank {rank}")).unwrap_or_default();
         let usable = self.usable();
         let what = match self.cards {
+            _ if self.blind => "it cannot be told what can be used here".into(),
             Some(cards) if self.devices.iter().all(|row| !row.model.contains(" MIG ")) => {
                 format!("{usable} of {} can be used here", count(cards, "card"))
             }

@@ -32,6 +32,7 @@ the program's stdout. So it says something only for print=task, print=json and i
 Exit status:
   0  always, unless the words hold `strict`
   1  `strict` and a doubt: Slurm ends the task
+  2  the options cannot be understood: Slurm ends the task
 
 Examples:
   gpu-align task-prolog --words=auto      in slurm.conf's TaskProlog

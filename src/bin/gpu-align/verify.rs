@@ -29,7 +29,8 @@ Exit status:
   1    something does not
   2    nothing disagrees, but CUDA or the driver could not be looked at, or the process
        of --pid is in another task or container
-  126, 127  COMMAND cannot be started, is not there
+  126  COMMAND cannot be started
+  127  COMMAND is not there
 With COMMAND the exit status is the command's, unless the check kept it from starting.
 
 Examples:

@@ -1,11 +1,10 @@
 //! The findings: each says what, why it matters and what to do. Pure, over a
 //! [`Patient`].
 
+use gpu_align::device::Inventory;
 use serde::Serialize;
 
-use super::python::{Package, numbers};
-use super::{Patient, cuda_version};
-use crate::inside::scene::VISIBLE;
+use super::{Patient, container, mps, parsers};
 use crate::inside::screen::{Screen, count};
 use crate::verify::checks::{self, Evidence, State};
 use crate::verify::sharing::TaskOf;
@@ -50,7 +49,7 @@ impl Finding {
     }
 }
 
-fn finding(
+pub fn finding(
     level: Level,
     topic: &'static str,
     what: impl Into<String>,
@@ -69,11 +68,11 @@ pub fn findings(patient: &Patient) -> Vec<Finding> {
     all.extend(other_vendors(patient));
     all.extend(driver(patient));
     all.extend(libraries(patient));
-    all.extend(container(patient));
-    all.extend(mps(patient));
+    all.extend(container::finding_of(patient));
+    all.extend(mps::finding_of(patient));
     all.extend(cards(patient));
     all.extend(strangers(patient));
-    all.extend(python(patient));
+    all.extend(parsers::findings(patient));
     all
 }
 
@@ -131,6 +130,17 @@ fn plugin(patient: &Patient) -> Option<Finding> {
             "ask the admin to install it",
         ));
     }
+    let unknown = plugin.slurm.as_ref().filter(|slurm| !slurm.is_known());
+    if let (Some(slurm), Some(_), false) = (unknown, &plugin.line, here) {
+        return Some(finding(
+            Level::Wrong,
+            "plugin",
+            format!("{slurm}, which gpu-align {} does not know", env!("CARGO_PKG_VERSION")),
+            "Slurm refuses the plugin: srun fails, or goes on without it where the line says \
+             optional",
+            "ask the admin to install a gpu-align that knows this release",
+        ));
+    }
     let in_step = env.get("SLURM_STEP_ID").is_some();
     match (&plugin.line, &plugin.absent_from) {
         _ if here || !patient.scene.in_job() => None,
@@ -155,6 +165,31 @@ fn plugin(patient: &Patient) -> Option<Finding> {
     }
 }
 
+/// Slurm's numbers follow its list of device files, nvidia-smi's and CUDA's follow PCI order.
+fn untidy(cards: &Inventory, constrained: bool) -> Finding {
+    let all = cards.cards();
+    let differ = all.iter().enumerate().filter(|(rank, card)| card.minor.0 as usize != *rank);
+    let what =
+        format!("minor and PCI order differ on {} of {}", differ.count(), count(all.len(), "card"));
+    if constrained {
+        let why = "a tool that takes Slurm's number for nvidia-smi's index watches another card";
+        return finding(
+            Level::Note,
+            "slurm",
+            what,
+            why,
+            "tell such a tool the UUIDs in GPU_ALIGN_UUIDS or in 'gpu-align show'",
+        );
+    }
+    finding(
+        Level::Warning,
+        "slurm",
+        what,
+        "on a node that does not constrain devices Slurm's numbers then name other cards to CUDA",
+        "ask the admin for AutoDetect=nvml, or File= lines in PCI order",
+    )
+}
+
 fn slurm(patient: &Patient) -> Vec<Finding> {
     let scene = &patient.scene;
     let mut all = Vec::new();
@@ -171,17 +206,10 @@ fn slurm(patient: &Patient) -> Vec<Finding> {
             "nothing keeps a program from a neighbour's card but the variable",
             "ask the admin for ConstrainDevices=yes in cgroup.conf",
         ));
-        if !scene.cards().is_tidy() {
-            let cards = scene.cards().cards().iter().enumerate();
-            let differ = cards.filter(|(rank, card)| card.minor.0 as usize != *rank).count();
-            all.push(finding(
-                Level::Warning,
-                "slurm",
-                format!("minor and PCI order differ on {differ} of {}", count(scene.cards().cards().len(), "card")),
-                "on a node that does not constrain devices Slurm's numbers then name other cards to CUDA",
-                "ask the admin for AutoDetect=nvml, or File= lines in PCI order",
-            ));
-        }
+    }
+    if said.is_some() && !scene.cards().is_tidy() {
+        let constrained = said.as_ref().is_some_and(|said| said.len() >= reach);
+        all.push(untidy(scene.cards(), constrained));
     }
     let slurms = scene.slurm_says();
     if let Some(other) = slurms.iter().flatten().find(|device| !scene.reach.contains(device)) {
@@ -287,60 +315,6 @@ fn libraries(patient: &Patient) -> Vec<Finding> {
     patient.libraries.iter().map(finding).collect()
 }
 
-fn container(patient: &Patient) -> Option<Finding> {
-    let env = &patient.scene.env;
-    let wanted = env.get("NVIDIA_VISIBLE_DEVICES")?;
-    if matches!(wanted, "all" | "") {
-        return None;
-    }
-    if matches!(wanted, "void" | "none") {
-        return (!patient.scene.reach.is_empty() || patient.in_container).then(|| {
-            finding(
-                Level::Note,
-                "container",
-                format!("NVIDIA_VISIBLE_DEVICES={wanted}: a container runtime mounts no card"),
-                "",
-                "set NVIDIA_VISIBLE_DEVICES=all where Slurm constrains devices",
-            )
-        });
-    }
-    let list = env.get(VISIBLE);
-    (list != Some(wanted)).then(|| {
-        finding(
-            Level::Warning,
-            "container",
-            format!(
-                "NVIDIA_VISIBLE_DEVICES={wanted} and CUDA_VISIBLE_DEVICES={} differ",
-                list.unwrap_or("(unset)")
-            ),
-            "a container shows the cards of the first, counted from 0; the second counts among those",
-            "set NVIDIA_VISIBLE_DEVICES=all and name cards by UUID (ids=uuid)",
-        )
-    })
-}
-
-fn mps(patient: &Patient) -> Option<Finding> {
-    let folder = patient.scene.env.get("CUDA_MPS_PIPE_DIRECTORY")?;
-    let list = patient.scene.env.get(VISIBLE).unwrap_or_default();
-    let by_index = !list.is_empty() && !list.starts_with("GPU-") && !list.starts_with("MIG-");
-    Some(match by_index {
-        true => finding(
-            Level::Warning,
-            "mps",
-            format!("CUDA_MPS_PIPE_DIRECTORY={folder} and cards are named by index"),
-            "an MPS daemon that was started with some cards counts them from 0 again",
-            "name cards by UUID: --gpu-align=ids=uuid",
-        ),
-        false => finding(
-            Level::Note,
-            "mps",
-            format!("CUDA_MPS_PIPE_DIRECTORY={folder}: programs run through an MPS daemon"),
-            "",
-            "",
-        ),
-    })
-}
-
 fn cards(patient: &Patient) -> Vec<Finding> {
     let mut all = Vec::new();
     for card in patient.usage.iter().flat_map(|usage| &usage.cards) {
@@ -399,67 +373,4 @@ fn strangers(patient: &Patient) -> Vec<Finding> {
     };
     let foreign = |process: &&super::processes::Running| !process.own && process.user.is_some();
     patient.running.iter().filter(foreign).map(finding).collect()
-}
-
-/// Programs that read CUDA_VISIBLE_DEVICES themselves and expect numbers.
-const INTEGER_PARSERS: [(&str, (u32, u32), &str); 5] = [
-    ("torch", (2, 0), "counts 0 devices when they are named by UUID"),
-    ("vllm", (0, 24), "fails on UUIDs in CUDA_VISIBLE_DEVICES"),
-    ("ray", (2, 10), "fails on UUIDs in CUDA_VISIBLE_DEVICES"),
-    ("ray_lightning", (u32::MAX, 0), "fails on UUIDs in CUDA_VISIBLE_DEVICES"),
-    (
-        "deepspeed",
-        (u32::MAX, 0),
-        "has a launcher that fails on UUIDs; scripts under srun do not use it",
-    ),
-];
-
-fn python(patient: &Patient) -> Vec<Finding> {
-    let Ok(python) = &patient.python else { return Vec::new() };
-    let list = patient.scene.env.get(VISIBLE).unwrap_or_default();
-    let by_uuid = list.starts_with("GPU-") || list.starts_with("MIG-");
-    let mut all = Vec::new();
-    for package in &python.packages {
-        let parser = INTEGER_PARSERS
-            .iter()
-            .find(|(name, fixed, _)| package.name == *name && numbers(&package.version) < *fixed);
-        if let Some((name, _, what)) = parser {
-            all.push(finding(
-                if by_uuid { Level::Warning } else { Level::Note },
-                "python",
-                format!("{name} {} {what}", package.version),
-                if by_uuid { "CUDA_VISIBLE_DEVICES names cards by UUID here" } else { "" },
-                "ask for numbers with --gpu-align=ids=index, or update it",
-            ));
-        }
-        all.extend(newer_than_the_driver(package, patient));
-    }
-    all
-}
-
-fn newer_than_the_driver(package: &Package, patient: &Patient) -> Option<Finding> {
-    let built = package.cuda.as_deref()?;
-    if built == "none" {
-        return Some(finding(
-            Level::Warning,
-            "python",
-            format!("{} {} was built without CUDA", package.name, package.version),
-            "it uses no card, whatever is visible",
-            "install its CUDA build",
-        ));
-    }
-    let offered = cuda_version(&patient.scene)?;
-    let needs = numbers(built).0;
-    (needs > offered.0 as u32).then(|| {
-        finding(
-            Level::Wrong,
-            "python",
-            format!(
-                "{} {} was built for CUDA {built} and the driver offers {}.{}",
-                package.name, package.version, offered.0, offered.1
-            ),
-            "it sees no card with this driver",
-            "install a build for the driver's CUDA, or ask for a newer driver",
-        )
-    })
 }

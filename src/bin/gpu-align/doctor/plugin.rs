@@ -1,12 +1,15 @@
 //! Whether this node's Slurm loads the plugin, as far as a user may read its
 //! configuration.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use gpu_align::slurm::conf;
+use gpu_align::spank;
 
 use crate::inside::env::Env;
 use crate::inside::gather::slurm_folders;
+use crate::release;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plugin {
@@ -16,16 +19,65 @@ pub struct Plugin {
     pub missing: Option<String>,
     /// The file without such a line.
     pub absent_from: Option<String>,
-    pub unseen: Option<String>,
+    /// The Slurm that has to load it.
+    pub slurm: Option<Slurm>,
+    pub unseen: Vec<String>,
+}
+
+/// A Slurm, and the program that says so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slurm {
+    pub program: PathBuf,
+    /// Like (24, 11).
+    pub release: (u32, u32),
+}
+
+impl Slurm {
+    /// The node's own slurmd, which loads the plugin; else the commands that
+    /// users have. `Err`: a sentence.
+    fn look(find: impl Fn(&str) -> Option<PathBuf>) -> Result<Slurm, String> {
+        let program = ["slurmd", "sinfo"].into_iter().find_map(find);
+        let program =
+            program.ok_or("Slurm's release: there is neither slurmd nor sinfo on PATH")?;
+        match release::ask(&program) {
+            Ok(Some(release)) => Ok(Slurm { program, release }),
+            Ok(None) => Err(format!("Slurm's release: {} -V does not tell it", program.display())),
+            Err(why) => Err(format!("Slurm's release: {why}")),
+        }
+    }
+
+    pub fn is_known(&self) -> bool {
+        let (major, minor) = self.release;
+        spank::supports(major, minor)
+    }
+}
+
+impl fmt::Display for Slurm {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let (major, minor) = self.release;
+        write!(f, "{} -V says Slurm {major}.{minor:02}", self.program.display())
+    }
 }
 
 impl Plugin {
     pub fn look(env: &Env) -> Plugin {
+        let inside = env.get("SLURM_JOB_ID").is_some();
+        let mut plugin = Plugin::configured(env, inside);
+        if inside || plugin.line.is_some() {
+            match Slurm::look(release::find) {
+                Ok(slurm) => plugin.slurm = Some(slurm),
+                Err(why) => plugin.unseen.push(why),
+            }
+        }
+        plugin
+    }
+
+    fn configured(env: &Env, inside: bool) -> Plugin {
         let folders = slurm_folders(env);
         let Some(folder) = folders.iter().find(|folder| folder.join("slurm.conf").is_file()) else {
-            let inside = env.get("SLURM_JOB_ID").is_some();
             let why = "Slurm's configuration: no slurm.conf can be read here".to_owned();
-            return Plugin { unseen: inside.then_some(why), ..Plugin::default() };
+            let unseen = inside.then_some(why).into_iter().collect();
+            return Plugin { unseen, ..Plugin::default() };
         };
         Plugin::in_folder(folder)
     }
@@ -101,6 +153,7 @@ fn matching(from: &Path, pattern: &str) -> Vec<PathBuf> {
 mod tests {
     use super::*;
     use std::fs;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn the_line_is_found_behind_an_include() {
@@ -115,5 +168,25 @@ mod tests {
         let plugin = Plugin::in_folder(folder);
         assert!(plugin.line.unwrap().ends_with("gpu-align.conf:2"));
         assert_eq!(plugin.missing.as_deref(), Some("/no/such/spank_gpu_align.so"));
+    }
+
+    #[test]
+    fn fc_48_slurmd_is_asked_for_its_release_before_sinfo_and_silence_is_no_answer() {
+        let folder = tempfile::tempdir().unwrap();
+        let find = |name: &str| Some(folder.path().join(name)).filter(|path| path.exists());
+        let program = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        };
+        let why = Slurm::look(find).unwrap_err();
+        assert_eq!(why, "Slurm's release: there is neither slurmd nor sinfo on PATH");
+        program("sinfo", "echo slurm 26.11.0");
+        let slurm = Slurm::look(find).unwrap();
+        assert!(slurm.to_string().ends_with("/sinfo -V says Slurm 26.11") && !slurm.is_known());
+        program("slurmd", "echo slurm-wlm 22.05.8");
+        assert!(Slurm::look(find).unwrap().is_known());
+        program("slurmd", "exit 1");
+        assert!(Slurm::look(find).unwrap_err().ends_with("/slurmd -V does not tell it"));
     }
 }

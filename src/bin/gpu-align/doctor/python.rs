@@ -28,8 +28,8 @@ pub struct Package {
     pub cuda: Option<String>,
 }
 
-/// The packages that are looked for, as their dist-info folders spell them.
-const WANTED: [&str; 21] = [
+/// The packages that are looked for, as their dist-info or egg-info spells them.
+const WANTED: [&str; 24] = [
     "torch",
     "jax",
     "jaxlib",
@@ -51,6 +51,9 @@ const WANTED: [&str; 21] = [
     "horovod",
     "numba",
     "openmm",
+    "openmmtools",
+    "meld",
+    "gprmax",
 ];
 
 impl Python {
@@ -108,10 +111,7 @@ fn packages(paths: &[PathBuf]) -> Vec<Package> {
     for path in paths {
         for entry in fs::read_dir(path).into_iter().flatten().flatten() {
             let file = entry.file_name();
-            let Some(stem) = file.to_str().and_then(|name| name.strip_suffix(".dist-info")) else {
-                continue;
-            };
-            let Some((name, version)) = stem.split_once('-') else { continue };
+            let Some((name, version)) = file.to_str().and_then(described) else { continue };
             let name = name.to_ascii_lowercase().replace(['-', '.'], "_");
             if WANTED.contains(&name.as_str()) && found.iter().all(|known| known.name != name) {
                 let cuda = cuda_of(&name, version, path);
@@ -122,6 +122,14 @@ fn packages(paths: &[PathBuf]) -> Vec<Package> {
     let place = |package: &Package| WANTED.iter().position(|name| *name == package.name);
     found.sort_by_key(place);
     found
+}
+
+/// Name and version of `torch-2.11.0.dist-info`, or of `OpenMM-8.1.1-py3.10.egg-info`,
+/// which packages have that no wheel brought.
+fn described(file: &str) -> Option<(&str, &str)> {
+    let stem = file.strip_suffix(".dist-info").or_else(|| file.strip_suffix(".egg-info"))?;
+    let (name, version) = stem.split_once('-')?;
+    Some((name, version.split_once("-py").map_or(version, |(version, _)| version)))
 }
 
 fn cuda_of(name: &str, version: &str, path: &Path) -> Option<String> {
@@ -157,6 +165,7 @@ mod tests {
         for name in ["torch-2.11.0+cu130", "vllm-0.22.1", "jax_cuda12_plugin-0.5", "numpy-2.0"] {
             fs::create_dir(root.path().join(format!("{name}.dist-info"))).unwrap();
         }
+        fs::write(root.path().join("OpenMM-8.1.1-py3.10.egg-info"), "").unwrap();
         fs::create_dir(root.path().join("torch")).unwrap();
         let version = "__version__ = '2.11.0+cu130'\ncuda: Optional[str] = '13.0'\n";
         fs::write(root.path().join("torch/version.py"), version).unwrap();
@@ -167,7 +176,7 @@ mod tests {
         assert_eq!(
             python.says(),
             "/usr/bin/python3: torch 2.11.0+cu130 (CUDA 13.0), jax_cuda12_plugin 0.5 (CUDA 12), \
-             vllm 0.22.1"
+             vllm 0.22.1, openmm 8.1.1"
         );
     }
 

@@ -2,7 +2,7 @@ use super::*;
 use crate::inside::simulated::{SCREEN, golden, node, scene};
 use crate::inside::usage::{CardUse, Holder};
 
-fn patient(scene: Scene) -> Patient {
+pub fn patient(scene: Scene) -> Patient {
     Patient {
         usage: Ok(Usage { driver: Some("580.159.04".into()), ..Usage::default() }),
         hits: Vec::new(),
@@ -11,7 +11,9 @@ fn patient(scene: Scene) -> Patient {
         plugin: plugin::Plugin::default(),
         libraries: Vec::new(),
         python: Ok(python::Python { interpreter: "/usr/bin/python3".into(), packages: vec![] }),
+        snippets: Vec::new(),
         running: Vec::new(),
+        mps: mps::Seen::Nothing,
         in_container: false,
         unseen: Vec::new(),
         scene,
@@ -138,6 +140,40 @@ fn known_parsers_are_told_by_version_and_form() {
     assert_eq!(say(uuid, "torch", "1.13.1"), Some(Level::Warning));
     assert_eq!(say(uuid, "torch", "2.11.0+cu130"), None);
     assert_eq!(say(uuid, "ray", "2.9.3"), Some(Level::Warning));
+    assert_eq!(say(uuid, "ray", "2.7.1"), None);
+    assert_eq!(say(uuid, "ray", "0.8.4"), Some(Level::Warning));
+    assert_eq!(say(uuid, "dask_cuda", "0.16.0"), Some(Level::Warning));
+    assert_eq!(say(uuid, "dask_cuda", "24.10.0"), None);
+    for name in ["openmm", "openmmtools", "meld", "gprmax", "ray_lightning", "deepspeed"] {
+        assert_eq!(say(uuid, name, "8.1.1"), Some(Level::Warning), "{name}");
+        assert_eq!(say("0", name, "8.1.1"), Some(Level::Note), "{name}");
+    }
+    let short = &uuid[..12];
+    assert_eq!(say(short, "vllm", "0.24.1"), Some(Level::Warning));
+    assert_eq!(say(short, "torch", "2.11.0"), None);
+}
+
+#[test]
+fn fc_17_code_that_calls_int_on_every_entry_is_named_before_uuids_break_it() {
+    let uuid = "GPU-00000000-0004-4000-8000-000000000000";
+    let say = |visible: &str, packages: Vec<python::Package>, lines: &[(&str, usize)]| {
+        let env = [("CUDA_VISIBLE_DEVICES", visible)];
+        let mut patient = patient(scene(&node("tidy4"), &[0], &env));
+        patient.python = Ok(python::Python { interpreter: "python3".into(), packages });
+        let line = |&(file, line): &(&str, usize)| snippets::Snippet { file: file.into(), line };
+        patient.snippets = lines.iter().map(line).collect();
+        let found = findings::findings(&patient).into_iter().find(|f| f.topic == "python");
+        found.map(|finding| (finding.level, finding.what, finding.todo))
+    };
+    // Before a site selects UUIDs, and after it did.
+    let (level, what, todo) = say("0", vec![], &[("train.py", 12)]).unwrap();
+    assert_eq!(level, Level::Note);
+    assert_eq!(what, "train.py:12 calls int() on the entries of CUDA_VISIBLE_DEVICES");
+    assert!(todo.contains("ids=index"), "{todo}");
+    assert_eq!(say(uuid, vec![], &[("train.py", 12)]).unwrap().0, Level::Warning);
+    let (level, what, _) = say(uuid, vec![package("jax", "0.8.0", None)], &[]).unwrap();
+    assert_eq!(level, Level::Note);
+    assert!(what.contains("jax 0.8.0 reads UUIDs") && what.contains("int()"), "{what}");
 }
 
 #[test]
@@ -185,6 +221,48 @@ fn fc_45_persistence_is_what_nvml_says() {
     };
     assert_eq!(say(Some(false)).unwrap(), "card 0000:51:00.0 is not in persistence mode");
     assert_eq!((say(Some(true)), say(None)), (None, None));
+}
+
+#[test]
+fn fc_48_a_slurm_that_the_plugin_does_not_know_is_wrong() {
+    let say = |line: Option<&str>, release| {
+        let mut patient = patient(scene(&node("tidy4"), &[2], &[("SLURM_JOB_ID", "12")]));
+        patient.plugin.line = line.map(str::to_owned);
+        patient.plugin.slurm = Some(plugin::Slurm { program: "/usr/bin/sinfo".into(), release });
+        let found = findings::findings(&patient).into_iter().find(|f| f.topic == "plugin");
+        found.filter(|finding| finding.level == Level::Wrong).map(|finding| finding.what)
+    };
+    let version = env!("CARGO_PKG_VERSION");
+    assert_eq!(
+        say(Some("plugstack.conf:1"), (26, 11)),
+        Some(format!(
+            "/usr/bin/sinfo -V says Slurm 26.11, which gpu-align {version} does not know"
+        ))
+    );
+    assert_eq!(say(Some("plugstack.conf:1"), (24, 5)), None);
+    assert_eq!(say(None, (26, 11)), None);
+}
+
+#[test]
+fn fc_01_minors_and_pci_order_differ_is_a_note_where_devices_are_constrained_else_a_warning() {
+    let env = [
+        ("SLURMD_NODENAME", "n1"),
+        ("SLURM_JOB_ID", "12"),
+        ("SLURM_STEP_ID", "0"),
+        ("SLURM_STEP_GPUS", "0"),
+        ("CUDA_VISIBLE_DEVICES", "0"),
+    ];
+    let say = |name: &str, minors: &[u32]| {
+        let found = findings::findings(&patient(scene(&node(name), minors, &env)));
+        found.into_iter().find(|finding| finding.what.starts_with("minor and PCI order differ"))
+    };
+    let everything = [0, 1, 2, 3, 4, 5, 6, 7];
+    for (reach, level) in [(&everything[..], Level::Warning), (&[0], Level::Note)] {
+        let finding = say("inv8p", reach).unwrap();
+        assert_eq!(finding.what, "minor and PCI order differ on 8 of 8 cards");
+        assert_eq!(finding.level, level);
+    }
+    assert_eq!(say("tidy8", &everything), None);
 }
 
 #[test]

@@ -26,6 +26,9 @@ pub fn enumerate() -> Answer {
             answer.error = list(&Cuda(library), &mut answer).err();
         }
         Err(why) => {
+            // The loader's own words begin with the file's name, too.
+            let why = why.to_string();
+            let why = why.strip_prefix("libcuda.so.1: ").unwrap_or(&why);
             answer.error = Some(missing("libcuda.so.1", &format!("cannot be loaded ({why})")));
         }
     }

@@ -128,10 +128,15 @@ impl Scene {
 
     /// What CUDA_VISIBLE_DEVICES is read against.
     pub fn known(&self) -> Known {
+        self.known_among(&self.reach)
+    }
+
+    /// What it is read against where these devices of the reach can be opened.
+    fn known_among(&self, within: &[Device]) -> Known {
         let cards = self.cards();
         let mut devices = Vec::new();
         let mut parents = Vec::new();
-        for &device in &self.reach {
+        for &device in within {
             let mut names: Vec<String> = self.uuid(device).iter().map(Uuid::to_string).collect();
             if let Some(slice) = cards.slice(device) {
                 if let Some(parent) = &cards.card(device).uuid {
@@ -145,21 +150,21 @@ impl Scene {
             }
             devices.push(Named { names });
         }
-        let elsewhere = cards.devices().filter(|device| !self.reach.contains(device));
+        let elsewhere = cards.devices().filter(|device| !within.contains(device));
         let elsewhere = elsewhere.filter_map(|device| Some(cards.uuid(device)?.to_string()));
-        Known { elsewhere: elsewhere.collect(), numbered: self.numbered(), devices }
+        Known { elsewhere: elsewhere.collect(), numbered: self.numbered(within), devices }
     }
 
-    /// The devices that an index counts, as places in the reach: as CUDA itself
+    /// The devices that an index counts, as places in `within`: as CUDA itself
     /// says, else whole cards in PCI order and slices after them.
-    fn numbered(&self) -> Vec<usize> {
-        let place = |device: Device| self.reach.iter().position(|&d| d == device);
+    fn numbered(&self, within: &[Device]) -> Vec<usize> {
+        let place = |device: Device| within.iter().position(|&d| d == device);
         if let Some(answer) = self.unfiltered.as_ref().ok().filter(|answer| answer.error.is_none())
         {
             return answer.devices.iter().filter_map(|d| place(self.device_of(d)?)).collect();
         }
         let (slices, whole): (Vec<_>, Vec<_>) =
-            (0..self.reach.len()).partition(|&place| self.reach[place].slice.is_some());
+            (0..within.len()).partition(|&place| within[place].slice.is_some());
         whole.into_iter().chain(slices).collect()
     }
 
@@ -171,6 +176,13 @@ impl Scene {
     /// The devices that the variable selects, by gpu-align's reading.
     pub fn selected(&self) -> Vec<Device> {
         self.reading().chosen.iter().map(|&place| self.reach[place]).collect()
+    }
+
+    /// The devices that the variable would select where these can be opened, as
+    /// in a container that shows no others.
+    pub fn selected_among(&self, within: &[Device]) -> Vec<Device> {
+        let reading = visible::read(self.env.get(VISIBLE), &self.known_among(within));
+        reading.chosen.iter().map(|&place| within[place]).collect()
     }
 
     /// What gpu-align gave this process, if it was here.

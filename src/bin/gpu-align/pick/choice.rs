@@ -19,6 +19,8 @@ pub struct Candidate {
     pub load: Option<u32>,
     /// Bytes.
     pub free: Option<u64>,
+    /// Bytes, used ones included.
+    pub total: Option<u64>,
 }
 
 #[derive(Clone, Debug)]
@@ -32,8 +34,17 @@ pub struct Wishes {
     pub near: bool,
 }
 
+/// Why too few cards fit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// A sentence.
+    pub why: String,
+    /// Whether waiting cannot help.
+    pub for_good: bool,
+}
+
 /// Places of the freest candidates that fit; `held` says which UUIDs another
-/// picker holds. `Err`: why too few fit, as a sentence.
+/// picker holds.
 ///
 /// The order: no compute process, then load, then free memory, then PCI. What
 /// is not known comes last.
@@ -41,11 +52,14 @@ pub fn choose(
     candidates: &[Candidate],
     wishes: &Wishes,
     held: &dyn Fn(&str) -> bool,
-) -> Result<Vec<usize>, String> {
+) -> Result<Vec<usize>, Refusal> {
     let mut reasons: Vec<(String, usize)> = Vec::new();
     let mut fitting: Vec<usize> = Vec::new();
+    let mut possible = candidates.len();
     for (place, candidate) in candidates.iter().enumerate() {
-        match unfit(candidate, wishes, held) {
+        let never = never_fits(candidate, wishes);
+        possible -= usize::from(never.is_some());
+        match never.or_else(|| unfit_now(candidate, wishes, held)) {
             None => fitting.push(place),
             Some(reason) => match reasons.iter_mut().find(|(known, _)| *known == reason) {
                 Some((_, n)) => *n += 1,
@@ -53,16 +67,26 @@ pub fn choose(
             },
         }
     }
+    if candidates.is_empty() {
+        let why = "this process can use no card; ask Slurm for one with --gres=gpu:1".into();
+        return Err(Refusal { why, for_good: true });
+    }
     if fitting.len() < wishes.number {
         let reasons: Vec<String> = reasons.iter().map(|(why, n)| format!("{n} {why}")).collect();
         let reasons =
             if reasons.is_empty() { String::new() } else { format!(": {}", reasons.join(", ")) };
-        return Err(format!(
-            "{} wanted and {} of {} fit{reasons}; ask for less, or wait with --wait 5m",
+        let for_good = possible < wishes.number;
+        let todo = match for_good {
+            true => "ask for less, since waiting cannot help",
+            false => "ask for less, or wait with --wait 5m",
+        };
+        let why = format!(
+            "{} wanted and {} of {} fit{reasons}; {todo}",
             count(wishes.number, "card"),
             fitting.len(),
             count(candidates.len(), "card"),
-        ));
+        );
+        return Err(Refusal { why, for_good });
     }
     fitting.sort_by_key(|&place| {
         let candidate = &candidates[place];
@@ -76,7 +100,8 @@ pub fn choose(
     Ok(fitting)
 }
 
-fn unfit(candidate: &Candidate, wishes: &Wishes, held: &dyn Fn(&str) -> bool) -> Option<String> {
+/// What no waiting changes.
+fn never_fits(candidate: &Candidate, wishes: &Wishes) -> Option<String> {
     let other_model = |model: &Regex| !model.is_match(&candidate.model);
     if wishes.model.as_ref().is_some_and(other_model) {
         return Some("of another model".into());
@@ -84,6 +109,19 @@ fn unfit(candidate: &Candidate, wishes: &Wishes, held: &dyn Fn(&str) -> bool) ->
     if wishes.near && !candidate.near {
         return Some("not near this process's CPUs".into());
     }
+    match (wishes.min_free, candidate.total) {
+        (Some(least), Some(total)) if total < least => {
+            Some(format!("with {} of memory in all", size(total)))
+        }
+        _ => None,
+    }
+}
+
+fn unfit_now(
+    candidate: &Candidate,
+    wishes: &Wishes,
+    held: &dyn Fn(&str) -> bool,
+) -> Option<String> {
     if held(&candidate.uuid) {
         return Some("held by another pick".into());
     }
@@ -115,6 +153,7 @@ mod tests {
             processes: Some(processes),
             load: Some(load),
             free: Some(free_gib << 30),
+            total: Some(80 << 30),
         }
     }
 
@@ -123,7 +162,7 @@ mod tests {
     }
 
     fn chosen(cards: &[Candidate], wishes: &Wishes) -> Result<Vec<usize>, String> {
-        choose(cards, wishes, &|uuid| uuid == "GPU-9")
+        choose(cards, wishes, &|uuid| uuid == "GPU-9").map_err(|refusal| refusal.why)
     }
 
     #[test]
@@ -160,5 +199,24 @@ mod tests {
         assert_eq!(chosen(&cards, &wish(1)), Ok(vec![1]));
         let limited = Wishes { min_free: Some(1), ..wish(2) };
         assert!(chosen(&cards, &limited).unwrap_err().contains("unknown free memory"));
+    }
+
+    #[test]
+    fn what_waiting_cannot_change_is_told_from_what_it_can() {
+        let cards = [card(0, 0, 50, 10), card(9, 0, 0, 80)];
+        let for_good = |wishes: Wishes| {
+            let refusal = choose(&cards, &wishes, &|uuid| uuid == "GPU-9").unwrap_err();
+            assert_eq!(refusal.why.contains("waiting cannot help"), refusal.for_good);
+            refusal.for_good
+        };
+        let nothing = choose(&[], &wish(1), &|_| false).unwrap_err();
+        assert!(nothing.for_good && nothing.why.starts_with("this process can use no card"));
+        assert!(for_good(wish(3)));
+        assert!(!for_good(wish(2)));
+        assert!(for_good(Wishes { model: Some(Regex::new("A100").unwrap()), ..wish(2) }));
+        assert!(for_good(Wishes { near: true, ..wish(2) }));
+        assert!(for_good(Wishes { min_free: Some(81 << 30), ..wish(1) }));
+        assert!(!for_good(Wishes { min_free: Some(80 << 30), ..wish(1) }));
+        assert!(!for_good(Wishes { max_load: Some(10), ..wish(1) }));
     }
 }

@@ -41,11 +41,11 @@ impl Holders {
 
     /// Lets `choose` pick among the UUIDs that nobody holds, by places in its
     /// own list, and writes down that `pid` holds them. One picker at a time.
-    pub fn take<T: AsPicked>(
+    pub fn take<T: AsPicked, E>(
         &self,
         pid: u32,
-        choose: impl FnOnce(&dyn Fn(&str) -> bool) -> Result<T, String>,
-    ) -> anyhow::Result<Result<T, String>> {
+        choose: impl FnOnce(&dyn Fn(&str) -> bool) -> Result<T, E>,
+    ) -> anyhow::Result<Result<T, E>> {
         let _lock = self.lock()?;
         let mut entries = self.living();
         let held = |uuid: &str| entries.iter().any(|entry| entry.uuid == uuid);
@@ -179,7 +179,7 @@ mod tests {
     fn take(holders: &Holders, pid: u32) -> String {
         let all = ["GPU-0", "GPU-1"];
         let choose = |held: &dyn Fn(&str) -> bool| {
-            let free = all.iter().find(|uuid| !held(uuid)).ok_or("none")?;
+            let free = all.iter().find(|uuid| !held(uuid)).ok_or("none".to_owned())?;
             Ok(vec![free.to_string()])
         };
         holders.take(pid, choose).unwrap().map_or_else(|why| why, |picked| picked[0].clone())
@@ -206,7 +206,7 @@ mod tests {
         // Another process got the number of the first.
         process(root.path(), 11, 200);
         assert_eq!(take(&holders, 11), "GPU-0");
-        assert!(holders.take(99, |_| Ok(vec!["GPU-1".to_owned()])).is_err());
+        assert!(holders.take(99, |_| Ok::<_, String>(vec!["GPU-1".to_owned()])).is_err());
     }
 
     #[test]

@@ -235,9 +235,11 @@ impl Evidence<'_> {
     /// Where CUDA's reading of the list ends, and why.
     fn list(&self, reading: &Reading) -> Check {
         let Some(list) = self.scene.env.get(VISIBLE) else {
+            let known = self.scene.inventory.is_ok();
+            let counted = count(reading.chosen.len(), "device");
+            let counted = if known { format!(", {counted}") } else { String::new() };
             let text = format!(
-                "CUDA_VISIBLE_DEVICES is unset: CUDA counts all that can be opened, {}",
-                count(reading.chosen.len(), "device")
+                "CUDA_VISIBLE_DEVICES is unset: CUDA counts all that can be opened{counted}"
             );
             return check("list", State::Fine, text);
         };
