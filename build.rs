@@ -6,7 +6,7 @@
 
 use std::env;
 use std::path::PathBuf;
-use std::process::exit;
+use std::process::{Command, exit};
 
 const FUNCTIONS: &[&str] = &[
     "spank_context",
@@ -25,6 +25,9 @@ const VALUES: &[&str] = &["ESPANK_.*", "SLURM_VERSION_NUMBER"];
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
+    // Slurm opens the file to look at its name, closes it and opens it again: it stays loaded.
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    link_unwinder();
     for name in ["SLURM_INCLUDE", "CPATH", "C_INCLUDE_PATH"] {
         println!("cargo::rerun-if-env-changed={name}");
     }
@@ -68,6 +71,23 @@ fn main() {
         let why = why.replace('\n', " ");
         println!("cargo::error=slurm/spank.h could not be turned into Rust: {why}");
         exit(1);
+    }
+}
+
+/// Links the unwinder of the machine's C compiler into the file, where there is one: half of the
+/// time that a launch pays for loading the plugin goes to libgcc_s.so.1, which it would load.
+fn link_unwinder() {
+    println!("cargo::rerun-if-env-changed=CC");
+    let compiler = env::var_os("CC").unwrap_or_else(|| "cc".into());
+    let asked = Command::new(compiler).arg("-print-file-name=libgcc_eh.a").output();
+    let Ok(answer) = asked else {
+        return;
+    };
+    let archive = PathBuf::from(String::from_utf8_lossy(&answer.stdout).trim());
+    // A compiler that has none answers with the bare name.
+    if let Some(folder) = archive.parent().filter(|_| archive.is_file()) {
+        println!("cargo::rustc-link-search=native={}", folder.display());
+        println!("cargo::rustc-link-lib=static:-bundle=gcc_eh");
     }
 }
 

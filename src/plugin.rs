@@ -193,6 +193,8 @@ fn words_of_job(spank: &Spank<'_>) -> Result<Option<Words>, String> {
 impl Running {
     /// Reads what a step rests on; `None` if it is not to be aligned.
     fn gather(spank: &Spank<'_>, plugin: &Plugin) -> Option<Running> {
+        // What stays of this must not break up the block, or every task pays for a new one.
+        let _room = SetenvRoom::new();
         let env = environment(spank);
         let kind = Kind::of(spank.step_id().ok()?);
         // Words that are not understood still ask for something: a doubt to be said (rule 6).
