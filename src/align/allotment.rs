@@ -463,7 +463,8 @@ mod tests {
         let step = Facts { step: Some(&[2, 3]), ..facts(&node, &reach, &list) };
         let numbered = Facts { task: Some(&[7]), ..step };
         assert_eq!(allotment(&numbered), Err(Doubt::NotTheSteps(7)));
-        let named = Facts { named: Some(&[Some(Device::whole(0))]), ..step };
+        let other = [Some(Device::whole(0))];
+        let named = Facts { named: Some(&other), ..step };
         assert_eq!(allotment(&named), Err(Doubt::Missing { given: 1, reached: 0 }));
     }
 

@@ -158,11 +158,12 @@ impl Numbering {
     fn as_neighbours_read_it(&self, list: Option<&GresList>, position: u32) -> Option<Device> {
         let everything: Vec<Device> = self.inventory.devices().collect();
         let positions = list.map(GresList::devices);
+        let step = [position];
         let facts = Facts {
             inventory: &self.inventory,
             reach: &everything,
             positions: positions.as_deref(),
-            step: Some(&[position]),
+            step: Some(&step),
             count: None,
             task: None,
             first_place: None,
