@@ -4,11 +4,10 @@
 //! every line that is not JSON.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use serde::Serialize;
 
-use crate::align::allotment::Caution;
+use crate::align::Caution;
 use crate::align::plan::{Layout, Plan};
 use crate::align::policy::{Order, Policy};
 use crate::device::{Device, Inventory};
@@ -45,7 +44,7 @@ pub struct Task {
     /// Local rank on this node (SLURM_LOCALID).
     pub local: u32,
     pub outcome: Outcome,
-    pub caution: Option<Caution>,
+    pub cautions: Vec<Caution>,
     /// The user's CUDA_DEVICE_ORDER, if it was another one.
     pub replaced_order: Option<String>,
 }
@@ -60,28 +59,6 @@ pub struct Report<'a> {
     pub inventory: &'a Inventory,
     /// In order of local rank.
     pub tasks: &'a [Task],
-}
-
-impl fmt::Display for Caution {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(match self {
-            Caution::NotInPciOrder => {
-                "unverified: this node does not constrain devices and its gres.conf is not in PCI \
-                 order, so Slurm's numbers are read as jobs without gpu-align read them"
-            }
-            Caution::NamedForMps => {
-                "an MPS daemon counts its own cards, so CUDA_VISIBLE_DEVICES holds UUIDs, not indices"
-            }
-            Caution::CountedForContainer => {
-                "CUDA_VISIBLE_DEVICES holds places among all cards of this node, and a container \
-                 that shows only some counts those from 0: ask with ids=uuid"
-            }
-            Caution::UnknownGresList => {
-                "unverified: this node's gres list is not known, so Slurm's numbers are read as \
-                 places in PCI order"
-            }
-        })
-    }
 }
 
 impl Report<'_> {
@@ -182,13 +159,17 @@ impl Report<'_> {
             Order::Map(_) => "map".to_owned(),
             order => order.to_string(),
         };
+        // One task can hold a slice, which has no index, and another a card.
+        let ids = match self.plans().all(|(_, plan)| plan.ids == first.ids) {
+            true => first.ids.to_string(),
+            false => "index or uuid".to_owned(),
+        };
         Some(format!(
-            "{}: {}, {}, mode {}, order {order}, ids {}",
+            "{}: {}, {}, mode {}, order {order}, ids {ids}",
             self.place(),
             count(self.tasks.len(), "task"),
             count(devices.len(), kind),
             first.layout,
-            self.policy.ids,
         ))
     }
 
@@ -265,7 +246,7 @@ impl Report<'_> {
     /// Sharing, hints, cautions and replaced orders, each once.
     fn notes_said(&self) -> Vec<String> {
         let hints = [self.sharing(), self.hint()];
-        let cautions = self.tasks.iter().filter_map(|task| task.caution).map(|c| c.to_string());
+        let cautions = self.tasks.iter().flat_map(|task| &task.cautions).map(Caution::to_string);
         let orders = self
             .tasks
             .iter()
@@ -336,7 +317,7 @@ impl Report<'_> {
         let slices = |plan: &Plan| plan.visible.iter().any(|device| device.slice.is_some());
         if self.plans().any(|(_, plan)| plan.visible.len() > 1 && slices(plan)) {
             let hint = "before driver 570 a CUDA process uses the first MIG slice of its list only; \
-                        run one task for each slice with --gpu-align=single";
+                        run a task a slice with --gpu-align=single";
             return Some(hint.to_owned());
         }
         let bound =
@@ -346,8 +327,8 @@ impl Report<'_> {
                 Some("every task's own card is its cuda:0, not cuda:LOCAL_RANK".to_owned())
             }
             _ if bound && several && plan.visible.len() == 1 && !slices(plan) => Some(
-                "Slurm binds each task to its own card, which is its cuda:0; for cuda:LOCAL_RANK \
-                 or peer access ask with --gres=gpu:N and --gpu-align=all instead"
+                "Slurm binds each task to its own card, which is its cuda:0; for cuda:LOCAL_RANK or peer \
+                 access ask with --gres=gpu:N --gpu-align=all"
                     .to_owned(),
             ),
             _ => None,
@@ -388,6 +369,7 @@ impl Report<'_> {
             own: Option<usize>,
             devices: Vec<Seen<'a>>,
             left: Option<&'a str>,
+            /// Several are parted by semicolons.
             caution: Option<String>,
         }
         let (plan, left) = match &task.outcome {
@@ -408,6 +390,7 @@ impl Report<'_> {
                 profile: self.inventory.slice(device).map(|slice| slice.profile.as_str()),
             }
         };
+        let cautions: Vec<String> = task.cautions.iter().map(Caution::to_string).collect();
         let line = Line {
             gpu_align: env!("CARGO_PKG_VERSION"),
             node: self.node,
@@ -420,7 +403,7 @@ impl Report<'_> {
                 .map(|p| p.visible.iter().enumerate().map(seen).collect())
                 .unwrap_or_default(),
             left,
-            caution: task.caution.map(|c| c.to_string()),
+            caution: (!cautions.is_empty()).then(|| cautions.join("; ")),
         };
         serde_json::to_string(&line).ok()
     }
@@ -493,6 +476,7 @@ mod tests {
     use super::*;
     use crate::align::order::Ordered;
     use crate::align::plan::{Turn, plan};
+    use crate::align::policy::Ids;
     use crate::device::{Card, Minor};
 
     /// INV8P of the field cases: eight cards with permuted minors.
@@ -511,12 +495,12 @@ mod tests {
     fn aligned(layout: Layout, cards: &[usize], rank: usize, of: usize) -> Task {
         let devices: Vec<Device> = cards.iter().copied().map(Device::whole).collect();
         let ordered = Ordered { meant: devices.len(), devices };
-        task(rank, Outcome::Aligned(plan(layout, &ordered, Turn { rank, of })))
+        task(rank, Outcome::Aligned(plan(layout, &ordered, Turn { rank, of }, Ids::Uuid)))
     }
 
     fn task(rank: usize, outcome: Outcome) -> Task {
         let rank = rank as u32;
-        Task { rank, local: rank, outcome, caution: None, replaced_order: None }
+        Task { rank, local: rank, outcome, cautions: Vec::new(), replaced_order: None }
     }
 
     fn said(words: &str, tasks: &[Task], what: impl Fn(&Report) -> String) -> String {
@@ -584,9 +568,57 @@ mod tests {
             vec![task(0, Outcome::Left(why.into())), task(1, Outcome::Left(why.into()))];
         golden("doubt", said("", &tasks, |r| r.block()));
         tasks[1] = aligned(Layout::All, &[0, 1], 1, 2);
-        tasks[1].caution = Some(Caution::NotInPciOrder);
+        tasks[1].cautions = vec![Caution::NotInPciOrder];
         tasks[1].replaced_order = Some("FASTEST_FIRST".into());
         golden("mixed", said("", &tasks, |r| r.block()));
+    }
+
+    #[test]
+    fn the_header_says_the_form_that_was_written_not_the_one_asked_for() {
+        let mut tasks = [0, 1].map(|r| aligned(Layout::All, &[0, 1], r, 2));
+        let header = |tasks: &[Task]| {
+            said("ids=index", tasks, |r| r.block()).lines().next().unwrap().to_owned()
+        };
+        assert!(header(&tasks).ends_with("order pci, ids uuid"));
+        for task in &mut tasks {
+            let Outcome::Aligned(plan) = &mut task.outcome else { panic!() };
+            plan.ids = Ids::Index;
+            assert_eq!(header(&[task.clone()]).rsplit(' ').next(), Some("index"));
+        }
+        let mixed = [tasks[0].clone(), aligned(Layout::All, &[0, 1], 1, 2)];
+        assert!(header(&mixed).ends_with("order pci, ids index or uuid"));
+    }
+
+    #[test]
+    fn every_caution_of_a_task_is_said_once() {
+        let mut tasks = [0, 1].map(|r| aligned(Layout::All, &[0, 1], r, 2));
+        for task in &mut tasks {
+            task.cautions = vec![Caution::NotInPciOrder, Caution::CountedForContainer];
+        }
+        let block = said("ids=index", &tasks, |r| r.block());
+        assert_eq!(block.matches("unverified: ").count(), 1, "{block}");
+        assert_eq!(block.matches("ask with ids=uuid").count(), 1, "{block}");
+        let json = said("ids=index", &tasks, |r| r.json());
+        let line: serde_json::Value = serde_json::from_str(json.lines().next().unwrap()).unwrap();
+        let caution = line["caution"].as_str().unwrap();
+        assert!(
+            caution.contains("unverified: ") && caution.contains("; CUDA_VISIBLE"),
+            "{caution}"
+        );
+    }
+
+    #[test]
+    fn no_line_of_the_block_is_longer_than_a_wide_terminal() {
+        let mut task = aligned(Layout::Bound, &[0], 0, 1);
+        task.cautions = Caution::ALL.to_vec();
+        task.replaced_order = Some("FASTEST_FIRST".into());
+        let mut other = task.clone();
+        other.local = 1;
+        let block = said("map=0,ids=index", &[task, other], |r| r.block());
+        assert_eq!(block.lines().count(), 4 + 2 + Caution::ALL.len() + 1, "{block}");
+        for line in block.lines() {
+            assert!(line.len() <= 160, "{} columns: {line}", line.len());
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Invariant (rule 3, never widen): every device of an [`Allotment`] is one
 //! that the kernel lets the task open.
 
-use crate::align::Doubt;
+use crate::align::{Caution, Doubt};
 use crate::device::{Device, Inventory};
 
 /// The scheduler's list of configured devices: position → device. A position
@@ -29,6 +29,9 @@ pub struct Facts<'a> {
     pub reach: &'a [Device],
     /// The gres list; `None` where it is not known.
     pub positions: Option<&'a Positions>,
+    /// The list is not known since devices that it must have are not there
+    /// today: a card was lost, or slices cannot be seen.
+    pub cards_gone: bool,
     /// The positions that the step holds on this node, as the step was told.
     pub step: Option<&'a [u32]>,
     /// How many devices the scheduler counts on this node, where it says so
@@ -55,21 +58,8 @@ pub struct Allotment {
     pub slurm_order: Vec<Device>,
     /// Whether Slurm bound this task to fewer devices than the step holds.
     pub bound: bool,
+    /// Why the devices are unverified, where they are.
     pub caution: Option<Caution>,
-}
-
-/// Something to say about an allotment that is used all the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Caution {
-    /// Positions were read as ranks although the gres list says otherwise.
-    NotInPciOrder,
-    /// Positions were read as ranks because the gres list is not known.
-    UnknownGresList,
-    /// `ids=index` was asked for, and an MPS daemon numbers its cards anew.
-    NamedForMps,
-    /// `ids=index` counts cards that are not the step's, and a container that
-    /// shows only some of them counts anew.
-    CountedForContainer,
 }
 
 /// Decides the allotment; `None` where the step has no devices (rule 8).
@@ -111,14 +101,22 @@ enum Held<'a> {
 /// than the step was given. A card of the step that is lost is in no reach: on
 /// an unconstrained node another job's card would be taken for it (rule 3).
 ///
-/// `--gpu-bind=none` makes Slurm unset its list although the step holds
-/// devices; then the kernel's answer stands if it excludes anything, or if the
-/// count shows that the step holds them all.
+/// Where that card has no position either (`cards_gone`) and the kernel excludes
+/// nothing, only the list is left to go by.
+///
+/// `--gpu-bind=none` makes 22.05 unset the list in every task of a step of
+/// several, although the step holds devices; then the kernel's answer stands if
+/// it excludes anything, or if the count (SLURM_GPUS_ON_NODE, which stays) shows
+/// that the step holds them all. A step without devices has neither: Slurm takes
+/// both out of its environment, the job's and the user's own included (seen on
+/// 22.05, 24.11 and 26.05; rule 8). 21.08 leaves what a job's script exports in
+/// a step without devices, and there nothing tells the two apart.
 fn held<'a>(facts: &Facts<'a>, usable: usize) -> Result<Option<Held<'a>>, Doubt> {
     if let Some(step) = facts.step.filter(|step| !step.is_empty()) {
         let listed = |position: &u32| facts.positions?.get(*position as usize);
         let lost = step.iter().filter(|position| listed(position) == Some(&None)).count();
-        return Ok(Some(if usable <= step.len() - lost {
+        let open = facts.cards_gone && usable == facts.inventory.devices().count();
+        return Ok(Some(if usable <= step.len() - lost && !open {
             Held::ByKernel { given: step.len() }
         } else {
             Held::ByList(step)
@@ -153,8 +151,9 @@ fn constrained(facts: &Facts, usable: Vec<Device>, given: usize) -> Result<Decid
             let (devices, caution) = bound_by_variable(facts, &usable, task)?;
             Ok((devices, true, caution))
         }
-        // Slurm bound it to more than it can open: one of its own is lost.
-        Some(task) if task.len() > usable.len() => Err(missing(facts, &usable, given)),
+        // Slurm bound it to more than it can open: one of its own is lost. Or to fewer, and the
+        // kernel to none: one of the step's is lost, and nothing is constrained.
+        Some(task) if task.len() != usable.len() => Err(missing(facts, &usable, given)),
         // A task that is bound to all of the step's devices is not bound.
         _ if usable.is_empty() => Err(missing(facts, &usable, given)),
         _ => Ok((usable, bound_by_kernel, None)),
@@ -207,7 +206,15 @@ fn missing(facts: &Facts, usable: &[Device], given: usize) -> Doubt {
 }
 
 /// Rule 2 on a node that does not constrain devices: position → device.
+///
+/// Without a list a position is read as a rank, with a caution. Not so where the
+/// list is short of devices that it had (`cards_gone`): ranks have moved since
+/// slurmd counted, and a rank may be a card of another job (rule 3). So that is
+/// a doubt (rule 6): Slurm's own number is no better, but `strict` can refuse it.
 fn unconstrained(facts: &Facts, usable: &[Device], step: &[u32]) -> Result<Decided, Doubt> {
+    if facts.cards_gone {
+        return Err(Doubt::CardsGone);
+    }
     let (device_at, caution) = numbering(facts);
     if let Some(named) = facts.named.filter(|named| named.len() < step.len()) {
         let held = |device: &Device| step.iter().any(|&p| device_at(p) == Some(*device));
@@ -336,6 +343,7 @@ mod tests {
             inventory,
             reach,
             positions: Some(positions),
+            cards_gone: false,
             step: None,
             count: None,
             task: None,
@@ -454,6 +462,33 @@ mod tests {
         let task =
             Facts { step: Some(&[0, 1, 2, 3]), task: Some(&[0, 1]), ..facts(&node, &reach, &list) };
         assert!(allotment(&task).is_err());
+    }
+
+    #[test]
+    fn rule_3_a_bound_task_is_not_given_all_that_a_lost_card_leaves_of_its_step() {
+        let node = node(&[0, 1, 3]); // minor 2 fell off, and nothing is constrained
+        let (list, reach) = (gres(&node, 0..4), cards(&[0, 1, 2]));
+        let step = Facts { step: Some(&[0, 1, 2, 3]), ..facts(&node, &reach, &list) };
+        for number in 0..4 {
+            let task = [number];
+            let bound = Facts { task: Some(&task), ..step };
+            assert_eq!(allotment(&bound), Err(Doubt::NoSuchCard(2)));
+        }
+    }
+
+    #[test]
+    fn rule_3_behind_a_card_that_autodetect_lost_a_rank_is_another_jobs_card() {
+        let node = node(&[0, 1, 3]); // minor 2 fell off
+        let all = cards(&[0, 1, 2]);
+        let lost = Facts { positions: None, cards_gone: true, ..facts(&node, &all, &[]) };
+        // The second holds as many as open, and one of them is its neighbour's.
+        for step in [&[2][..], &[1, 2, 3]] {
+            assert_eq!(allotment(&Facts { step: Some(step), ..lost }), Err(Doubt::CardsGone));
+        }
+        // Where the kernel tells, nothing is in doubt.
+        let own = cards(&[2]);
+        let constrained = Facts { step: Some(&[3]), reach: &own, ..lost };
+        assert_eq!((decided(&constrained).devices, decided(&constrained).caution), (own, None));
     }
 
     #[test]

@@ -162,6 +162,7 @@ impl Numbering {
             inventory: &self.inventory,
             reach: &everything,
             positions: positions.as_deref(),
+            cards_gone: false,
             step: Some(&[position]),
             count: None,
             task: None,
