@@ -52,7 +52,9 @@ shared_struct! {
 /// The slots of a step, by local rank; `devices` are the node's, in PCI order.
 #[derive(Clone, Copy)]
 pub struct Board<'a> {
+    /// One a task of this node.
     pub slots: &'a [Slot],
+    /// No more than [`MAX_DEVICES`] of them can be told apart.
     pub devices: &'a [Device],
 }
 
@@ -118,7 +120,7 @@ impl Board<'_> {
         }
     }
 
-    pub fn all_done(&self) -> bool {
+    fn all_done(&self) -> bool {
         self.slots.iter().all(|slot| slot.state.load(Ordering::SeqCst) == DONE)
     }
 

@@ -14,9 +14,11 @@ use crate::slurm::step::{Said, first_place, task_numbers, task_uuids};
 /// What is known of a step on this node before its tasks start.
 #[derive(Clone, Debug)]
 pub struct Step {
+    /// Slurm's name of this node, for the log.
     pub node: String,
     /// As Slurm writes it: `12.0`, `12.batch`.
     pub name: String,
+    /// What was asked for; not `off`.
     pub policy: Policy,
     /// The node's cards, or why they are not known.
     pub inventory: Result<Inventory, String>,
@@ -26,7 +28,9 @@ pub struct Step {
     pub positions: Option<Vec<Option<Device>>>,
     /// It is not known since AutoDetect finds fewer devices than Slurm counts.
     pub cards_gone: bool,
+    /// What Slurm told the step before it bound any task.
     pub said: Said,
+    /// How the site wants positions read where devices are not constrained.
     pub reading: Reading,
     /// How many tasks run on this node.
     pub tasks: usize,
@@ -35,10 +39,11 @@ pub struct Step {
 /// What one task gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
+    /// What it sees, and which of it is its own.
     pub plan: Plan,
     /// In the order of [`Caution::ALL`].
     pub cautions: Vec<Caution>,
-    /// For the task's environment.
+    /// For the task's environment: names and values, no name twice.
     pub variables: Vec<(&'static str, String)>,
 }
 

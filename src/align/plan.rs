@@ -14,18 +14,22 @@ use crate::device::{Device, Inventory};
 /// A task's turn among the tasks that hold the same devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// 0-based; the local rank where the step's devices are everyone's.
+    /// From 0; the local rank where the step's devices are everyone's.
     pub rank: usize,
+    /// How many tasks hold them; at least 1.
     pub of: usize,
 }
 
 /// The mode in force once `auto` is decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// Slurm's per-task binding, kept.
+    /// Slurm's per-task binding, kept: each task sees the devices it is bound to.
     Bound,
+    /// As [`Mode::All`].
     All,
+    /// As [`Mode::Single`].
     Single,
+    /// As [`Mode::Rotate`].
     Rotate,
 }
 
@@ -53,8 +57,10 @@ impl fmt::Display for Layout {
     }
 }
 
+/// What one task gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
+    /// Which mode this came of.
     pub layout: Layout,
     /// In the order in which CUDA will count them.
     pub visible: Vec<Device>,
@@ -68,6 +74,7 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// The device that `cuda:own` is, the first of the own ones.
     pub fn own_device(&self) -> Device {
         self.visible[self.own]
     }

@@ -204,7 +204,7 @@ pub(super) unsafe fn arguments(count: c_int, texts: *const *mut c_char) -> Vec<S
 
 /// Says something, line by line, without "error: " in front: in srun, sbatch and salloc on the
 /// terminal, in `user_init` and `task_init` in the task's own stderr.
-pub fn log(text: &str) {
+pub(super) fn log(text: &str) {
     say(calls::SPANK_LOG.get().or_else(|_| calls::INFO.get()), text);
 }
 
@@ -214,7 +214,7 @@ pub fn error(text: &str) {
 }
 
 /// For slurmd's log at debug level; never for the user.
-pub fn debug(text: &str) {
+pub(super) fn debug(text: &str) {
     say(calls::DEBUG.get(), text);
 }
 
