@@ -35,7 +35,7 @@ def prepare(release, cache):
 
 def _check_release(release, name, folder):
     """A suite that is not stable yet moves on: its Slurm is then another than the table says."""
-    said = _answers("chroot", folder, "/usr/sbin/slurmctld", "-V").strip()
+    said = _answers("unshare", "--root", folder, "/usr/sbin/slurmctld", "-V").strip()
     if not re.search(rf"\b{re.escape(release)}\.", said):
         raise Problem(f"--slurm {release} is Debian {name}, and {folder} holds {said or 'no slurmctld'}: "
                       f"correct SUITES in contrib/simulator/suite.py, or remove {folder} if it is an older copy.")
