@@ -107,12 +107,13 @@ enum Held<'a> {
 /// nothing, only the list is left to go by.
 ///
 /// `--gpu-bind=none` makes 22.05 unset the list in every task of a step of
-/// several, although the step holds devices; then the kernel's answer stands if
-/// it excludes anything, or if the count (SLURM_GPUS_ON_NODE, which stays) shows
-/// that the step holds them all. A step without devices has neither: Slurm takes
-/// both out of its environment, the job's and the user's own included (seen on
-/// 22.05, 24.11 and 26.05; rule 8). 21.08 leaves what a job's script exports in
-/// a step without devices, and there nothing tells the two apart.
+/// several, although the step holds devices (a TaskProlog sees that, the plugin
+/// reads before it); then the kernel's answer stands if it excludes anything, or
+/// if the count (SLURM_GPUS_ON_NODE, which stays) shows that the step holds them
+/// all. A step without devices has neither: Slurm takes both out of its
+/// environment, the job's and the user's own included (seen on 22.05, 24.11 and
+/// 26.05; rule 8). 21.08 leaves what a job's script exports in a step without
+/// devices, and there nothing tells the two apart.
 fn held<'a>(facts: &Facts<'a>, usable: usize) -> Result<Option<Held<'a>>, Doubt> {
     if let Some(step) = facts.step.filter(|step| !step.is_empty()) {
         let listed = |position: &u32| facts.positions?.get(*position as usize);
