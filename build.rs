@@ -13,7 +13,6 @@ const FUNCTIONS: &[&str] = &[
     "spank_get_item",
     "spank_getenv",
     "spank_setenv",
-    "spank_unsetenv",
     "spank_option_register",
     "slurm_spank_log",
     "slurm_error",

@@ -11,8 +11,9 @@
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::align::allotment::Caution;
+use crate::align::Caution;
 use crate::align::plan::{Layout, Plan, Turn};
+use crate::align::policy::Ids;
 use crate::device::Device;
 use crate::report::{Outcome, Task};
 use crate::shared_struct;
@@ -34,7 +35,9 @@ shared_struct! {
         held: [AtomicU64; MAX_DEVICES / 64],
         outcome: AtomicU8,
         layout: AtomicU8,
-        caution: AtomicU8,
+        ids: AtomicU8,
+        /// Bit c: the c-th of [`Caution::ALL`].
+        cautions: AtomicU8,
         own: AtomicU32,
         own_count: AtomicU32,
         visible_count: AtomicU32,
@@ -49,7 +52,9 @@ shared_struct! {
 /// The slots of a step, by local rank; `devices` are the node's, in PCI order.
 #[derive(Clone, Copy)]
 pub struct Board<'a> {
+    /// One a task of this node.
     pub slots: &'a [Slot],
+    /// No more than [`MAX_DEVICES`] of them can be told apart.
     pub devices: &'a [Device],
 }
 
@@ -88,7 +93,9 @@ impl Board<'_> {
             return;
         };
         slot.rank.store(task.rank, Ordering::Relaxed);
-        slot.caution.store(caution_code(task.caution), Ordering::Relaxed);
+        let said = |(bit, caution): (usize, _)| u8::from(task.cautions.contains(caution)) << bit;
+        let cautions = Caution::ALL.iter().enumerate().map(said).sum();
+        slot.cautions.store(cautions, Ordering::Relaxed);
         if let Some(old) = &task.replaced_order {
             slot.replaced_order.publish(old);
         }
@@ -113,7 +120,7 @@ impl Board<'_> {
         }
     }
 
-    pub fn all_done(&self) -> bool {
+    fn all_done(&self) -> bool {
         self.slots.iter().all(|slot| slot.state.load(Ordering::SeqCst) == DONE)
     }
 
@@ -134,7 +141,7 @@ impl Board<'_> {
                 2 => self.read_plan(slot).map_or(Outcome::Silent, Outcome::Aligned),
                 _ => Outcome::Silent,
             },
-            caution: caution_of(slot.caution.load(Ordering::Relaxed)),
+            cautions: read_cautions(slot),
             replaced_order: slot.replaced_order.read(),
         };
         self.slots.iter().enumerate().map(task).collect()
@@ -149,6 +156,7 @@ impl Board<'_> {
         }
         slot.visible_count.store(count, Ordering::Relaxed);
         slot.layout.store(plan.layout as u8, Ordering::Relaxed);
+        slot.ids.store(plan.ids as u8, Ordering::Relaxed);
         slot.own.store(plan.own as u32, Ordering::Relaxed);
         slot.own_count.store(plan.own_count as u32, Ordering::Relaxed);
     }
@@ -159,7 +167,9 @@ impl Board<'_> {
             |cell: &AtomicU8| self.devices.get(usize::from(cell.load(Ordering::Relaxed))).copied();
         let layouts = [Layout::Bound, Layout::All, Layout::Single, Layout::Rotate];
         let layout = slot.layout.load(Ordering::Relaxed);
+        let ids = slot.ids.load(Ordering::Relaxed);
         let plan = Plan {
+            ids: [Ids::Uuid, Ids::Index].into_iter().find(|i| *i as u8 == ids)?,
             layout: layouts.into_iter().find(|l| *l as u8 == layout)?,
             visible: slot.visible.iter().take(count).map(device).collect::<Option<_>>()?,
             own: slot.own.load(Ordering::Relaxed) as usize,
@@ -183,25 +193,10 @@ impl Board<'_> {
     }
 }
 
-fn caution_code(caution: Option<Caution>) -> u8 {
-    match caution {
-        None => 0,
-        Some(Caution::NotInPciOrder) => 1,
-        Some(Caution::UnknownGresList) => 2,
-        Some(Caution::NamedForMps) => 3,
-        Some(Caution::CountedForContainer) => 4,
-    }
-}
-
-fn caution_of(code: u8) -> Option<Caution> {
-    [
-        Caution::NotInPciOrder,
-        Caution::UnknownGresList,
-        Caution::NamedForMps,
-        Caution::CountedForContainer,
-    ]
-    .into_iter()
-    .find(|caution| caution_code(Some(*caution)) == code)
+fn read_cautions(slot: &Slot) -> Vec<Caution> {
+    let bits = slot.cautions.load(Ordering::Relaxed);
+    let said = |(bit, _): &(usize, Caution)| bits & (1 << bit) != 0;
+    Caution::ALL.into_iter().enumerate().filter(said).map(|(_, caution)| caution).collect()
 }
 
 #[cfg(test)]
@@ -236,6 +231,7 @@ mod tests {
         assert!(silent(&|slot| slot.visible_count.store(0, Ordering::Relaxed)));
         assert!(silent(&|slot| slot.visible[0].store(9, Ordering::Relaxed)));
         assert!(silent(&|slot| slot.layout.store(9, Ordering::Relaxed)));
+        assert!(silent(&|slot| slot.ids.store(9, Ordering::Relaxed)));
         assert!(silent(&|slot| slot.outcome.store(9, Ordering::Relaxed)));
     }
 
@@ -244,9 +240,29 @@ mod tests {
         let slots = SharedSlots::<Slot>::new(1).unwrap();
         let board = Board { slots: &slots, devices: &[] };
         let outcome = Outcome::Left("x".repeat(450));
-        let task = Task { rank: 3, local: 0, outcome, caution: None, replaced_order: None };
+        let task = Task { rank: 3, local: 0, outcome, cautions: Vec::new(), replaced_order: None };
         board.finish(&task);
         assert_eq!(board.tasks(), [task]);
+    }
+
+    #[test]
+    fn several_cautions_and_the_form_reach_the_report() {
+        let slots = SharedSlots::<Slot>::new(1).unwrap();
+        let devices = [Device::whole(0)];
+        let board = Board { slots: &slots, devices: &devices };
+        for cautions in [vec![], vec![Caution::NotInPciOrder], Caution::ALL.to_vec()] {
+            let plan = Plan {
+                layout: Layout::All,
+                visible: devices.to_vec(),
+                own: 0,
+                own_count: 1,
+                ids: Ids::Index,
+            };
+            let outcome = Outcome::Aligned(plan);
+            let task = Task { rank: 0, local: 0, outcome, cautions, replaced_order: None };
+            board.finish(&task);
+            assert_eq!(board.tasks(), [task]);
+        }
     }
 
     #[test]

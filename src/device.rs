@@ -208,6 +208,7 @@ pub struct Device {
 }
 
 impl Device {
+    /// The whole card of this rank.
     pub fn whole(card: usize) -> Device {
         Device { card, slice: None }
     }
@@ -235,6 +236,7 @@ impl Inventory {
         Inventory { cards }
     }
 
+    /// In PCI order: a card's index is its rank.
     pub fn cards(&self) -> &[Card] {
         &self.cards
     }
@@ -248,6 +250,7 @@ impl Inventory {
         &self.cards[device.card]
     }
 
+    /// The slice that a device is; `None` for a whole card.
     pub fn slice(&self, device: Device) -> Option<&Slice> {
         Some(&self.card(device).slices[device.slice?])
     }

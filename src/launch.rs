@@ -2,11 +2,11 @@
 //! environment holds. No I/O: whoever starts tasks (the plugin, a TaskProlog,
 //! `gpu-align exec`) brings the facts and takes the variables.
 
-use crate::align::Doubt;
-use crate::align::allotment::{Caution, Facts, Reading, allotment};
+use crate::align::allotment::{Facts, Reading, allotment};
 use crate::align::order::ordered;
 use crate::align::plan::{self, Layout, Plan, Turn, cuda_visible_devices};
 use crate::align::policy::{Ids, Policy};
+use crate::align::{Caution, Doubt};
 use crate::board::MAX_DEVICES;
 use crate::device::{Device, Inventory};
 use crate::slurm::step::{Said, first_place, task_numbers, task_uuids};
@@ -14,9 +14,11 @@ use crate::slurm::step::{Said, first_place, task_numbers, task_uuids};
 /// What is known of a step on this node before its tasks start.
 #[derive(Clone, Debug)]
 pub struct Step {
+    /// Slurm's name of this node, for the log.
     pub node: String,
     /// As Slurm writes it: `12.0`, `12.batch`.
     pub name: String,
+    /// What was asked for; not `off`.
     pub policy: Policy,
     /// The node's cards, or why they are not known.
     pub inventory: Result<Inventory, String>,
@@ -24,7 +26,11 @@ pub struct Step {
     pub gap: Option<String>,
     /// The gres list, position → device; `None` where it is not known.
     pub positions: Option<Vec<Option<Device>>>,
+    /// It is not known since AutoDetect finds fewer devices than Slurm counts.
+    pub cards_gone: bool,
+    /// What Slurm told the step before it bound any task.
     pub said: Said,
+    /// How the site wants positions read where devices are not constrained.
     pub reading: Reading,
     /// How many tasks run on this node.
     pub tasks: usize,
@@ -33,9 +39,11 @@ pub struct Step {
 /// What one task gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
+    /// What it sees, and which of it is its own.
     pub plan: Plan,
-    pub caution: Option<Caution>,
-    /// For the task's environment.
+    /// In the order of [`Caution::ALL`].
+    pub cautions: Vec<Caution>,
+    /// For the task's environment: names and values, no name twice.
     pub variables: Vec<(&'static str, String)>,
 }
 
@@ -84,6 +92,7 @@ impl Step {
             inventory,
             reach,
             positions: self.positions.as_deref(),
+            cards_gone: self.cards_gone,
             step: self.said.positions.as_deref(),
             count: self.said.count,
             task: task.as_deref(),
@@ -101,16 +110,19 @@ impl Step {
         };
         let ordered = ordered(&allotment, &self.policy.order, inventory)?;
         let layout = Layout::of(self.policy.mode, allotment.bound);
-        let plan = plan::plan(layout, &ordered, turn);
-        let mps = under_mps(&env) && self.policy.ids == Ids::Index;
-        let ids = if mps { Ids::Uuid } else { self.policy.ids };
-        let variables = variables(&plan, ids, reach, inventory)?;
-        let whole = allotment.devices.iter().all(|device| device.slice.is_none());
+        let for_mps = self.policy.ids == Ids::Index && under_mps(&env);
+        let asked = if for_mps { Ids::Uuid } else { self.policy.ids };
+        let plan = plan::plan(layout, &ordered, turn, plan::written(asked, reach));
+        let variables = variables(&plan, reach, inventory)?;
         let others = reach.iter().any(|device| !allotment.devices.contains(device));
-        let anew = ids == Ids::Index && whole && others && wants_a_container(&env);
-        let caution = allotment.caution.or(mps.then_some(Caution::NamedForMps));
-        let caution = caution.or(anew.then_some(Caution::CountedForContainer));
-        Ok(Some(Decision { plan, caution, variables }))
+        let counted = plan.ids == Ids::Index && others && wants_a_container(&env);
+        let cautions = [
+            allotment.caution,
+            for_mps.then_some(Caution::NamedForMps),
+            counted.then_some(Caution::CountedForContainer),
+        ];
+        let cautions = cautions.into_iter().flatten().collect();
+        Ok(Some(Decision { plan, cautions, variables }))
     }
 }
 
@@ -133,13 +145,12 @@ fn wants_a_container(env: impl Fn(&str) -> Option<String>) -> bool {
 
 fn variables(
     plan: &Plan,
-    ids: Ids,
     reach: &[Device],
     inventory: &Inventory,
 ) -> Result<Vec<(&'static str, String)>, Doubt> {
     let uuid = |device: &Device| plan::uuid(*device, inventory);
     let uuids: Vec<String> = plan.visible.iter().map(uuid).collect::<Result<_, _>>()?;
-    let visible = cuda_visible_devices(&plan.visible, ids, reach, inventory)?;
+    let visible = cuda_visible_devices(plan, reach, inventory)?;
     let mut variables = doubtful_variables();
     variables.extend([
         ("CUDA_VISIBLE_DEVICES", visible),
@@ -176,13 +187,14 @@ mod tests {
         Inventory::new((0..8).map(card).collect())
     }
 
-    /// What the step that holds cards 4 to 7 is cautioned of, where these cards
-    /// can be opened.
-    fn caution(
+    /// What the step that holds cards 4 to 7 gets, where these cards can be
+    /// opened and the gres list is this one.
+    fn decision(
         words: &str,
         reach: std::ops::Range<usize>,
+        list: impl IntoIterator<Item = usize>,
         env: &[(&str, &str)],
-    ) -> Option<Caution> {
+    ) -> Decision {
         let numbers = if reach.len() == 8 { "4,5,6,7" } else { "0,1,2,3" };
         let slurm = [("SLURM_STEP_GPUS", "4,5,6,7"), ("CUDA_VISIBLE_DEVICES", numbers)];
         let env = |name: &str| {
@@ -195,26 +207,46 @@ mod tests {
             policy: Policy::resolve([&words.parse().unwrap()]),
             inventory: Ok(node()),
             gap: None,
-            positions: Some((0..8).map(|rank| Some(Device::whole(rank))).collect()),
+            positions: Some(list.into_iter().map(|rank| Some(Device::whole(rank))).collect()),
+            cards_gone: false,
             said: Said::read(Kind::Normal, env),
             reading: Reading::Rank,
             tasks: 1,
         };
         let reach: Vec<Device> = reach.map(Device::whole).collect();
-        step.decide(0, &reach, env, |_| None).unwrap().unwrap().caution
+        step.decide(0, &reach, env, |_| None).unwrap().unwrap()
     }
 
     #[test]
     fn fc_38_indices_of_an_unconstrained_node_and_a_container_are_warned_of() {
+        let cautions = |words, reach, env: &[_]| decision(words, reach, 0..8, env).cautions;
         let some = [("NVIDIA_VISIBLE_DEVICES", "4,5,6,7")];
         let bundle = [("SLURM_CONTAINER", "/images/app")];
         for env in [&some, &bundle] {
-            assert_eq!(caution("ids=index", 0..8, env), Some(Caution::CountedForContainer));
+            assert_eq!(cautions("ids=index", 0..8, env), [Caution::CountedForContainer]);
             // UUIDs are right in both views, and so are indices where devices are constrained.
-            assert_eq!(caution("ids=uuid", 0..8, env), None);
-            assert_eq!(caution("ids=index", 4..8, env), None);
+            assert_eq!(cautions("ids=uuid", 0..8, env), []);
+            assert_eq!(cautions("ids=index", 4..8, env), []);
         }
-        assert_eq!(caution("ids=index", 0..8, &[]), None);
-        assert_eq!(caution("ids=index", 0..8, &[("NVIDIA_VISIBLE_DEVICES", "all")]), None);
+        assert_eq!(cautions("ids=index", 0..8, &[]), []);
+        assert_eq!(cautions("ids=index", 0..8, &[("NVIDIA_VISIBLE_DEVICES", "all")]), []);
+    }
+
+    #[test]
+    fn one_caution_does_not_hide_another() {
+        let reversed = |env: &[_]| decision("ids=index", 0..8, (0..8).rev(), env).cautions;
+        let container = ("NVIDIA_VISIBLE_DEVICES", "4,5,6,7");
+        let mps = ("CUDA_MPS_PIPE_DIRECTORY", "/tmp/mps");
+        assert_eq!(reversed(&[container]), [Caution::NotInPciOrder, Caution::CountedForContainer]);
+        // Under MPS UUIDs are written, and those mean the same in a container.
+        assert_eq!(reversed(&[container, mps]), [Caution::NotInPciOrder, Caution::NamedForMps]);
+    }
+
+    #[test]
+    fn the_plan_says_in_which_form_cards_are_named() {
+        let ids = |words, env: &[_]| decision(words, 0..8, 0..8, env).plan.ids;
+        assert_eq!(ids("ids=index", &[]), Ids::Index);
+        assert_eq!(ids("ids=index", &[("CUDA_MPS_PIPE_DIRECTORY", "/tmp/mps")]), Ids::Uuid);
+        assert_eq!(ids("ids=uuid", &[]), Ids::Uuid);
     }
 }

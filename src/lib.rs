@@ -11,7 +11,8 @@
 //! ```
 //!
 //! [`align`] knows nothing of Slurm, files or C. [`plugin`] holds no decision:
-//! it says what happens in which hook. [`spank`] is the C side, and all unsafe.
+//! it says what happens in which hook. [`spank`] is the C side, and all of the
+//! plugin file's unsafe.
 
 pub mod align;
 pub mod board;

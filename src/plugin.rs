@@ -16,6 +16,7 @@ use crate::node::gather::{Gathered, gather};
 use crate::reach::{may_open, reach};
 use crate::report::{MAX_BYTES, Outcome as Fate, Report, Task, bounded};
 use crate::slurm::files;
+use crate::slurm::gres_conf::GresError;
 use crate::slurm::plugstack::Site;
 use crate::slurm::step::{self, Kind, Said};
 use crate::spank::{
@@ -216,13 +217,16 @@ impl Running {
         let node = std::env::var("SLURMD_NODENAME").unwrap_or_else(|_| "this node".to_owned());
         let own = plugin.site.gres_conf.as_deref();
         // Without a list that can be trusted, numbers are read as the neighbours read them.
-        let read = |known| files::gres_list(own, &node, known).ok().flatten();
-        let list = inventory.as_ref().ok().and_then(read);
+        let list = match &inventory {
+            Ok(known) => files::gres_list(own, &node, known),
+            Err(_) => Ok(None),
+        };
         let step = Step {
             name: step::name(spank.job_id().ok()?, spank.step_id().ok()?),
             node,
             policy,
-            positions: list.map(|list| list.devices()),
+            cards_gone: matches!(list, Err(GresError::CardsGone { .. })),
+            positions: list.ok().flatten().map(|list| list.devices()),
             said,
             reading: plugin.site.unconstrained,
             tasks: spank.local_task_count().ok()? as usize,
@@ -258,14 +262,14 @@ impl Running {
                 .or(spank.task_global_id().ok())
                 .unwrap_or(local),
             local,
-            caution: None,
+            cautions: Vec::new(),
             replaced_order: None,
             outcome: Fate::Silent,
         };
         match decision {
             Ok(None) => {}
             Ok(Some(decision)) => {
-                task.caution = decision.caution;
+                task.cautions = decision.cautions;
                 task.outcome = match set(spank, decision.variables, room) {
                     Ok(()) => Fate::Aligned(decision.plan),
                     Err(why) => Fate::Left(why),

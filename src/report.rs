@@ -4,14 +4,13 @@
 //! every line that is not JSON.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
-use serde::Serialize;
-
-use crate::align::allotment::Caution;
+use crate::align::Caution;
 use crate::align::plan::{Layout, Plan};
 use crate::align::policy::{Order, Policy};
 use crate::device::{Device, Inventory};
+
+mod json;
 
 /// All that one node of a step may print in a block, its notes or JSON.
 pub const MAX_BYTES: usize = 48 * 1024;
@@ -31,6 +30,7 @@ const MAX_RANKS: usize = 64;
 /// What became of one task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
+    /// Its environment holds what the plan says.
     Aligned(Plan),
     /// Rule 6: left as Slurm made it, and why.
     Left(String),
@@ -38,50 +38,34 @@ pub enum Outcome {
     Silent,
 }
 
+/// One task of the node, as the report tells of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Task {
     /// Rank in the step (SLURM_PROCID).
     pub rank: u32,
     /// Local rank on this node (SLURM_LOCALID).
     pub local: u32,
+    /// What became of it.
     pub outcome: Outcome,
-    pub caution: Option<Caution>,
+    /// What is to be said of it all the same; empty where it is silent.
+    pub cautions: Vec<Caution>,
     /// The user's CUDA_DEVICE_ORDER, if it was another one.
     pub replaced_order: Option<String>,
 }
 
 /// The tasks of a step on one node.
 pub struct Report<'a> {
+    /// Slurm's name of the node.
     pub node: &'a str,
     /// As Slurm writes it: `12.0`, `12.batch`; in a job and in no step of it the
     /// job's number; `None` outside of Slurm.
     pub step: Option<&'a str>,
+    /// What was asked for.
     pub policy: &'a Policy,
+    /// The cards that the tasks' devices are of.
     pub inventory: &'a Inventory,
     /// In order of local rank.
     pub tasks: &'a [Task],
-}
-
-impl fmt::Display for Caution {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(match self {
-            Caution::NotInPciOrder => {
-                "unverified: this node does not constrain devices and its gres.conf is not in PCI \
-                 order, so Slurm's numbers are read as jobs without gpu-align read them"
-            }
-            Caution::NamedForMps => {
-                "an MPS daemon counts its own cards, so CUDA_VISIBLE_DEVICES holds UUIDs, not indices"
-            }
-            Caution::CountedForContainer => {
-                "CUDA_VISIBLE_DEVICES holds places among all cards of this node, and a container \
-                 that shows only some counts those from 0: ask with ids=uuid"
-            }
-            Caution::UnknownGresList => {
-                "unverified: this node's gres list is not known, so Slurm's numbers are read as \
-                 places in PCI order"
-            }
-        })
-    }
 }
 
 impl Report<'_> {
@@ -115,19 +99,6 @@ impl Report<'_> {
         let mut text = String::new();
         self.push_doubts(&mut text);
         bounded(text, MAX_NOTES)
-    }
-
-    /// `print=json`: one object a line, one line a task, then one a note.
-    pub fn json(&self) -> String {
-        let mut text = String::new();
-        let tasks = self.tasks.iter().filter_map(|task| self.json_line(task));
-        for line in tasks.chain(self.notes_said().iter().map(|note| self.json_note(note))) {
-            text = text + &line + "\n";
-            if text.len() > MAX_BYTES {
-                break;
-            }
-        }
-        bounded(text, MAX_BYTES)
     }
 
     /// `print=task`: where one task's own device is.
@@ -182,13 +153,17 @@ impl Report<'_> {
             Order::Map(_) => "map".to_owned(),
             order => order.to_string(),
         };
+        // One task can hold a slice, which has no index, and another a card.
+        let ids = match self.plans().all(|(_, plan)| plan.ids == first.ids) {
+            true => first.ids.to_string(),
+            false => "index or uuid".to_owned(),
+        };
         Some(format!(
-            "{}: {}, {}, mode {}, order {order}, ids {}",
+            "{}: {}, {}, mode {}, order {order}, ids {ids}",
             self.place(),
             count(self.tasks.len(), "task"),
             count(devices.len(), kind),
             first.layout,
-            self.policy.ids,
         ))
     }
 
@@ -265,7 +240,7 @@ impl Report<'_> {
     /// Sharing, hints, cautions and replaced orders, each once.
     fn notes_said(&self) -> Vec<String> {
         let hints = [self.sharing(), self.hint()];
-        let cautions = self.tasks.iter().filter_map(|task| task.caution).map(|c| c.to_string());
+        let cautions = self.tasks.iter().flat_map(|task| &task.cautions).map(Caution::to_string);
         let orders = self
             .tasks
             .iter()
@@ -336,7 +311,7 @@ impl Report<'_> {
         let slices = |plan: &Plan| plan.visible.iter().any(|device| device.slice.is_some());
         if self.plans().any(|(_, plan)| plan.visible.len() > 1 && slices(plan)) {
             let hint = "before driver 570 a CUDA process uses the first MIG slice of its list only; \
-                        run one task for each slice with --gpu-align=single";
+                        run a task a slice with --gpu-align=single";
             return Some(hint.to_owned());
         }
         let bound =
@@ -346,83 +321,12 @@ impl Report<'_> {
                 Some("every task's own card is its cuda:0, not cuda:LOCAL_RANK".to_owned())
             }
             _ if bound && several && plan.visible.len() == 1 && !slices(plan) => Some(
-                "Slurm binds each task to its own card, which is its cuda:0; for cuda:LOCAL_RANK \
-                 or peer access ask with --gres=gpu:N and --gpu-align=all instead"
+                "Slurm binds each task to its own card, which is its cuda:0; for cuda:LOCAL_RANK or peer \
+                 access ask with --gres=gpu:N --gpu-align=all"
                     .to_owned(),
             ),
             _ => None,
         }
-    }
-
-    fn json_note(&self, note: &str) -> String {
-        let version = env!("CARGO_PKG_VERSION");
-        serde_json::json!({
-            "gpu_align": version, "node": self.node, "step": self.step, "note": note
-        })
-        .to_string()
-    }
-
-    fn json_line(&self, task: &Task) -> Option<String> {
-        #[derive(Serialize)]
-        struct Seen<'a> {
-            cuda: usize,
-            card: usize,
-            minor: u32,
-            pci: String,
-            numa: Option<u32>,
-            uuid: String,
-            model: &'a str,
-            /// A slice's, like `1g.10gb`.
-            #[serde(skip_serializing_if = "Option::is_none")]
-            profile: Option<&'a str>,
-        }
-        #[derive(Serialize)]
-        struct Line<'a> {
-            gpu_align: &'a str,
-            node: &'a str,
-            step: Option<&'a str>,
-            rank: u32,
-            local: u32,
-            mode: Option<String>,
-            /// The `cuda` index of the own device.
-            own: Option<usize>,
-            devices: Vec<Seen<'a>>,
-            left: Option<&'a str>,
-            caution: Option<String>,
-        }
-        let (plan, left) = match &task.outcome {
-            Outcome::Aligned(plan) => (Some(plan), None),
-            Outcome::Left(why) => (None, Some(why.as_str())),
-            Outcome::Silent => return None,
-        };
-        let seen = |(cuda, &device): (usize, &Device)| {
-            let card = self.inventory.card(device);
-            Seen {
-                cuda,
-                card: device.card,
-                minor: card.minor.0,
-                pci: card.pci.to_string(),
-                numa: card.numa,
-                uuid: self.name(device),
-                model: &card.model,
-                profile: self.inventory.slice(device).map(|slice| slice.profile.as_str()),
-            }
-        };
-        let line = Line {
-            gpu_align: env!("CARGO_PKG_VERSION"),
-            node: self.node,
-            step: self.step,
-            rank: task.rank,
-            local: task.local,
-            mode: plan.map(|plan| plan.layout.to_string()),
-            own: plan.map(|plan| plan.own),
-            devices: plan
-                .map(|p| p.visible.iter().enumerate().map(seen).collect())
-                .unwrap_or_default(),
-            left,
-            caution: task.caution.map(|c| c.to_string()),
-        };
-        serde_json::to_string(&line).ok()
     }
 }
 
@@ -489,150 +393,4 @@ pub fn bounded(mut text: String, most: usize) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::align::order::Ordered;
-    use crate::align::plan::{Turn, plan};
-    use crate::device::{Card, Minor};
-
-    /// INV8P of the field cases: eight cards with permuted minors.
-    fn inv8p() -> Inventory {
-        let card = |(rank, minor): (usize, u32)| Card {
-            pci: format!("0000:{:02x}:00.0", 0x20 * rank + 1).parse().unwrap(),
-            minor: Minor(minor),
-            uuid: format!("GPU-00000000-0008-4000-8000-00000000000{rank}").parse().ok(),
-            model: "NVIDIA A100-SXM4-80GB".into(),
-            numa: Some(rank as u32 / 2),
-            slices: Vec::new(),
-        };
-        Inventory::new([4, 5, 6, 7, 2, 3, 0, 1].into_iter().enumerate().map(card).collect())
-    }
-
-    fn aligned(layout: Layout, cards: &[usize], rank: usize, of: usize) -> Task {
-        let devices: Vec<Device> = cards.iter().copied().map(Device::whole).collect();
-        let ordered = Ordered { meant: devices.len(), devices };
-        task(rank, Outcome::Aligned(plan(layout, &ordered, Turn { rank, of })))
-    }
-
-    fn task(rank: usize, outcome: Outcome) -> Task {
-        let rank = rank as u32;
-        Task { rank, local: rank, outcome, caution: None, replaced_order: None }
-    }
-
-    fn said(words: &str, tasks: &[Task], what: impl Fn(&Report) -> String) -> String {
-        let words = words.parse().unwrap();
-        let report = Report {
-            node: "n1",
-            step: Some("12.0"),
-            policy: &Policy::resolve([&words]),
-            inventory: &inv8p(),
-            tasks,
-        };
-        what(&report)
-    }
-
-    /// Compares with `tests/golden/<name>.snap`.
-    fn golden(name: &str, text: String) {
-        let mut settings = insta::Settings::clone_current();
-        settings.set_snapshot_path("../tests/golden");
-        settings.set_prepend_module_to_snapshot(false);
-        settings.set_omit_expression(true);
-        settings.bind(|| insta::assert_snapshot!(name, text));
-    }
-
-    #[test]
-    fn the_block_of_a_step_whose_tasks_see_all_cards() {
-        let tasks: Vec<Task> = (0..3).map(|r| aligned(Layout::All, &[0, 1, 5], r, 3)).collect();
-        golden("all", said("all", &tasks, |r| r.block()));
-    }
-
-    #[test]
-    fn a_lone_launcher_sees_cards_that_are_nobodys_own() {
-        golden("launcher", said("", &[aligned(Layout::All, &[0, 1, 5], 0, 1)], |r| r.block()));
-    }
-
-    #[test]
-    fn a_binding_lists_what_each_task_sees_and_hints_at_the_alternative() {
-        let tasks = [6, 1, 0].iter().enumerate().map(|(rank, card)| {
-            let mut task = aligned(Layout::Bound, &[*card], 0, 1);
-            (task.rank, task.local) = (rank as u32, rank as u32);
-            task
-        });
-        golden("bound", said("", &tasks.collect::<Vec<_>>(), |r| r.block()));
-    }
-
-    #[test]
-    fn rule_5_tasks_that_share_a_card_are_said_to() {
-        let even: Vec<Task> = (0..6).map(|r| aligned(Layout::Single, &[0, 1, 5], r, 6)).collect();
-        golden("sharing", said("single", &even, |r| r.block()));
-        let odd: Vec<Task> = (0..4).map(|r| aligned(Layout::Single, &[0, 1, 5], r, 4)).collect();
-        assert!(
-            said("single", &odd, |r| r.notes()).contains("4 tasks share 3 cards: up to 2 on one")
-        );
-    }
-
-    #[test]
-    fn fewer_tasks_than_cards_show_every_card_that_is_theirs() {
-        let tasks: Vec<Task> = (0..2).map(|r| aligned(Layout::Single, &[0, 1, 5], r, 2)).collect();
-        golden("blocks", said("single", &tasks, |r| r.block()));
-    }
-
-    #[test]
-    fn a_doubt_and_a_replaced_order_are_one_line_each() {
-        let why = "the NVIDIA driver is not loaded: /proc/driver/nvidia/gpus is missing; load it or ask the admin";
-        let mut tasks =
-            vec![task(0, Outcome::Left(why.into())), task(1, Outcome::Left(why.into()))];
-        golden("doubt", said("", &tasks, |r| r.block()));
-        tasks[1] = aligned(Layout::All, &[0, 1], 1, 2);
-        tasks[1].caution = Some(Caution::NotInPciOrder);
-        tasks[1].replaced_order = Some("FASTEST_FIRST".into());
-        golden("mixed", said("", &tasks, |r| r.block()));
-    }
-
-    #[test]
-    fn a_line_a_task_and_json_say_the_same() {
-        let tasks: Vec<Task> = (0..2).map(|r| aligned(Layout::Rotate, &[0, 5], r, 2)).collect();
-        golden("task", said("rotate", &tasks, |r| r.task_line(&r.tasks[1]).unwrap()));
-        golden("json", said("rotate", &tasks, |r| r.json()));
-        golden("rotate", said("rotate", &tasks, |r| r.block()));
-    }
-
-    #[test]
-    fn without_a_step_the_job_or_the_node_alone_is_named() {
-        let words = "all".parse().unwrap();
-        let tasks = [aligned(Layout::All, &[0, 1], 0, 1), task(1, Outcome::Left("why".into()))];
-        for (step, place) in [(Some("12"), "n1 job 12"), (None, "n1")] {
-            let report = Report {
-                node: "n1",
-                step,
-                policy: &Policy::resolve([&words]),
-                inventory: &inv8p(),
-                tasks: &tasks,
-            };
-            let block = report.block();
-            assert!(block.starts_with(&format!("gpu-align: {place}: 2 tasks, ")), "{block}");
-            assert!(block.contains(&format!("\ngpu-align: {place}: CUDA_VISIBLE_DEVICES stays")));
-            let line = report.task_line(&tasks[0]).unwrap();
-            assert!(line.starts_with(&format!("gpu-align: {place} rank 0 local 0: ")), "{line}");
-            let json: serde_json::Value =
-                serde_json::from_str(report.json().lines().next().unwrap()).unwrap();
-            assert_eq!(json["step"].as_str(), step);
-        }
-    }
-
-    #[test]
-    fn rule_8_tasks_without_cards_are_silent() {
-        let tasks = [task(0, Outcome::Silent), task(1, Outcome::Silent)];
-        for what in [|r: &Report| r.block(), |r: &Report| r.notes(), |r: &Report| r.json()] {
-            assert_eq!(said("all", &tasks, what), "");
-        }
-    }
-
-    #[test]
-    fn a_report_is_bounded() {
-        let tasks: Vec<Task> = (0..4096).map(|r| aligned(Layout::All, &[0, 1], r, 4096)).collect();
-        let text = said("all", &tasks, |r| r.block());
-        assert!(text.len() < MAX_BYTES + 100);
-        assert!(text.ends_with("gpu-align: the rest is left out, it is too long for a log\n"));
-    }
-}
+mod tests;

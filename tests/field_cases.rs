@@ -17,6 +17,7 @@ use gpu_align::align::policy::{Policy, Words};
 use gpu_align::device::Inventory;
 use gpu_align::launch::{Decision, Step, doubtful_variables};
 use gpu_align::report::{Outcome, Report, Task};
+use gpu_align::slurm::gres_conf::GresError;
 use gpu_align::slurm::gres_list::GresList;
 use gpu_align::slurm::step::{Kind, Said};
 use played::{Player, device_file, inventory, play};
@@ -39,6 +40,9 @@ struct Case {
     /// Why the driver cannot be read.
     driver: Option<String>,
     gres: String,
+    /// What slurm.conf says of the node, `n1`.
+    #[serde(default)]
+    slurm: String,
     /// Links to device files: name → minor.
     #[serde(default)]
     links: BTreeMap<String, u32>,
@@ -210,7 +214,7 @@ impl Case {
             Some(file) => number(Some(file).filter(|f| exists(*f))),
             None => number(device_file(path).filter(|f| exists(*f))),
         };
-        let list = GresList::from_text(&self.gres, "", "n1", &stat, &known);
+        let list = GresList::from_text(&self.gres, &self.slurm, "n1", &stat, &known);
         let words: Words = launch.words.parse().unwrap();
         let kind = match self.kind {
             StepKind::Normal => Kind::Normal,
@@ -220,6 +224,7 @@ impl Case {
             node: "n1".into(),
             name: "12.0".into(),
             policy: Policy::resolve([&words]),
+            cards_gone: matches!(list, Err(GresError::CardsGone { .. })),
             positions: list.ok().map(|list| list.devices()),
             said: Said::read(kind, |name| self.step.get(name).cloned()),
             gap: None,
@@ -297,7 +302,10 @@ fn log(step: &Step, envs: &[Env], decisions: &[Result<Option<Decision>, String>]
             Ok(Some(decision)) => Outcome::Aligned(decision.plan.clone()),
             Err(why) => Outcome::Left(why.clone()),
         },
-        caution: decision.as_ref().ok().and_then(|d| d.as_ref()?.caution),
+        cautions: match decision {
+            Ok(Some(decision)) => decision.cautions.clone(),
+            _ => Vec::new(),
+        },
         replaced_order: envs[local].get("CUDA_DEVICE_ORDER").cloned(),
     };
     let tasks: Vec<Task> = decisions.iter().enumerate().map(task).collect();

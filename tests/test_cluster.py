@@ -182,6 +182,18 @@ class Steps(unittest.TestCase):
                 self.assertEqual(result.stdout.split()[1][:5], release)
                 self.assertEqual(result.stdout.split()[2], f"{REPOSITORY}/contrib")
 
+    def test_do_not_run_on_another_release_than_was_asked_for(self):
+        self.assertEqual(cluster("--slurm", "24.11", "--", "true").returncode, 0)  # its chroot is there from here on
+        with tempfile.TemporaryDirectory() as cache:
+            for suite, holds in (("forky", "trixie"), ("trixie", "trixie")):
+                Path(cache, suite).symlink_to(f"/var/cache/gpu-align/{holds}")
+            other = cluster("--slurm", "26.05", "--cache", cache, "--", "true")
+            self.assertEqual((other.returncode, other.stderr.count("\n")), (125, 1), other.stderr)
+            self.assertRegex(other.stderr, r"--slurm 26.05 is Debian forky, and .* holds slurm-wlm 24\.11\.")
+            for asked in ("24.11", "forky"):  # what is there, or whatever is there
+                same = cluster("--slurm", asked, "--cache", cache, "--", "true")
+                self.assertEqual((same.returncode, same.stderr), (0, ""), asked)
+
     def test_start_fast(self):
         begin = time.monotonic()
         cluster("--", "sh", "-c", "for i in 1 2 3 4 5; do srun true; done")

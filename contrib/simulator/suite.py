@@ -1,6 +1,7 @@
 """Other Slurm releases: chroots of other Debian suites, made once by debootstrap and kept in a cache folder."""
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,7 +28,17 @@ def prepare(release, cache):
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.is_dir():
             _make(name, folder)
+    if release in SUITES:
+        _check_release(release, name, folder)
     return folder.resolve()
+
+
+def _check_release(release, name, folder):
+    """A suite that is not stable yet moves on: its Slurm is then another than the table says."""
+    said = _answers("unshare", "--root", folder, "/usr/sbin/slurmctld", "-V").strip()
+    if not re.search(rf"\b{re.escape(release)}\.", said):
+        raise Problem(f"--slurm {release} is Debian {name}, and {folder} holds {said or 'no slurmctld'}: "
+                      f"correct SUITES in contrib/simulator/suite.py, or remove {folder} if it is an older copy.")
 
 
 def _make(name, folder):

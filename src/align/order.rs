@@ -11,7 +11,9 @@ use crate::device::{Device, Inventory};
 /// leaves out) stay visible where all devices are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ordered {
+    /// A permutation of the allotment; never empty.
     pub devices: Vec<Device>,
+    /// How many of them, from the front; at least 1.
     pub meant: usize,
 }
 

@@ -14,18 +14,22 @@ use crate::device::{Device, Inventory};
 /// A task's turn among the tasks that hold the same devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// 0-based; the local rank where the step's devices are everyone's.
+    /// From 0; the local rank where the step's devices are everyone's.
     pub rank: usize,
+    /// How many tasks hold them; at least 1.
     pub of: usize,
 }
 
 /// The mode in force once `auto` is decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// Slurm's per-task binding, kept.
+    /// Slurm's per-task binding, kept: each task sees the devices it is bound to.
     Bound,
+    /// As [`Mode::All`].
     All,
+    /// As [`Mode::Single`].
     Single,
+    /// As [`Mode::Rotate`].
     Rotate,
 }
 
@@ -53,8 +57,10 @@ impl fmt::Display for Layout {
     }
 }
 
+/// What one task gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
+    /// Which mode this came of.
     pub layout: Layout,
     /// In the order in which CUDA will count them.
     pub visible: Vec<Device>,
@@ -63,9 +69,12 @@ pub struct Plan {
     /// How many devices, from there on, are this task's alone; more than one
     /// only where there are fewer tasks than devices and each sees its own.
     pub own_count: usize,
+    /// How CUDA_VISIBLE_DEVICES names them, which need not be as was asked.
+    pub ids: Ids,
 }
 
 impl Plan {
+    /// The device that `cuda:own` is, the first of the own ones.
     pub fn own_device(&self) -> Device {
         self.visible[self.own]
     }
@@ -76,23 +85,23 @@ impl Plan {
 /// More ranks than devices share in contiguous blocks (`single`, `rotate`) or
 /// by `r mod n`, which is what programs compute (`all`). Fewer ranks than
 /// devices get contiguous blocks in `single`, larger blocks first.
-pub fn plan(layout: Layout, ordered: &Ordered, turn: Turn) -> Plan {
+pub fn plan(layout: Layout, ordered: &Ordered, turn: Turn, ids: Ids) -> Plan {
     let all = &ordered.devices;
     let meant = &all[..ordered.meant];
     match layout {
         Layout::Bound | Layout::All => {
             let own = turn.rank % all.len();
-            Plan { layout, visible: all.clone(), own, own_count: 1 }
+            Plan { layout, visible: all.clone(), own, own_count: 1, ids }
         }
         Layout::Single => {
             let block = own_block(meant.len(), turn);
-            Plan { layout, own: 0, own_count: block.len(), visible: meant[block].to_vec() }
+            Plan { layout, own: 0, own_count: block.len(), visible: meant[block].to_vec(), ids }
         }
         Layout::Rotate => {
             let first =
                 if turn.of > meant.len() { own_block(meant.len(), turn).start } else { turn.rank };
             let visible = all.iter().cycle().skip(first).take(all.len()).copied().collect();
-            Plan { layout, visible, own: 0, own_count: 1 }
+            Plan { layout, visible, own: 0, own_count: 1, ids }
         }
     }
 }
@@ -108,25 +117,30 @@ fn own_block(devices: usize, turn: Turn) -> std::ops::Range<usize> {
     }
 }
 
+/// The form that can be written where `asked` was asked for: an index counts
+/// cards, and means nothing where a slice can be opened too.
+pub fn written(asked: Ids, reach: &[Device]) -> Ids {
+    match reach.iter().all(|device| device.slice.is_none()) {
+        true => asked,
+        false => Ids::Uuid,
+    }
+}
+
 /// The text of CUDA_VISIBLE_DEVICES (rule 9): full UUIDs or plain decimals,
 /// one kind per list, no blanks.
 ///
 /// An index counts the cards in `reach` in PCI order, which is how CUDA counts
-/// under CUDA_DEVICE_ORDER=PCI_BUS_ID. Slices are always named by UUID.
+/// under CUDA_DEVICE_ORDER=PCI_BUS_ID; all that is visible is in reach.
 pub fn cuda_visible_devices(
-    visible: &[Device],
-    ids: Ids,
+    plan: &Plan,
     reach: &[Device],
     inventory: &Inventory,
 ) -> Result<String, Doubt> {
-    let countable = reach.iter().all(|device| device.slice.is_none());
-    let names: Result<Vec<String>, Doubt> = visible
-        .iter()
-        .map(|device| match reach.iter().position(|d| d == device) {
-            Some(index) if ids == Ids::Index && countable => Ok(index.to_string()),
-            _ => uuid(*device, inventory),
-        })
-        .collect();
+    let name = |device: &Device| match reach.iter().position(|d| d == device) {
+        Some(index) if plan.ids == Ids::Index => Ok(index.to_string()),
+        _ => uuid(*device, inventory),
+    };
+    let names: Result<Vec<String>, Doubt> = plan.visible.iter().map(name).collect();
     Ok(names?.join(","))
 }
 
@@ -150,7 +164,7 @@ mod tests {
     fn laid_out(layout: Layout, n: usize, ranks: usize) -> Vec<(Vec<usize>, usize)> {
         (0..ranks)
             .map(|rank| {
-                let plan = plan(layout, &devices(n), Turn { rank, of: ranks });
+                let plan = plan(layout, &devices(n), Turn { rank, of: ranks }, Ids::Uuid);
                 (plan.visible.iter().map(|d| d.card).collect(), plan.own)
             })
             .collect()
@@ -195,10 +209,18 @@ mod tests {
     #[test]
     fn a_short_map_hands_out_only_what_it_lists() {
         let ordered = Ordered { devices: [2, 0, 1].map(Device::whole).to_vec(), meant: 2 };
-        let single = plan(Layout::Single, &ordered, Turn { rank: 1, of: 2 });
+        let single = plan(Layout::Single, &ordered, Turn { rank: 1, of: 2 }, Ids::Uuid);
         assert_eq!(single.visible, [Device::whole(0)]);
-        let all = plan(Layout::All, &ordered, Turn { rank: 0, of: 2 });
+        let all = plan(Layout::All, &ordered, Turn { rank: 0, of: 2 }, Ids::Uuid);
         assert_eq!(all.visible, ordered.devices);
+    }
+
+    #[test]
+    fn rule_9_a_slice_in_reach_makes_every_name_a_uuid() {
+        let slice = Device { card: 1, slice: Some(0) };
+        assert_eq!(written(Ids::Index, &[Device::whole(0)]), Ids::Index);
+        assert_eq!(written(Ids::Index, &[Device::whole(0), slice]), Ids::Uuid);
+        assert_eq!(written(Ids::Uuid, &[Device::whole(0)]), Ids::Uuid);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use crate::device::{Uuid, clip};
 const MAX_LENGTH: usize = 4096;
 const MAX_MAP: usize = 256;
 
+/// What each task is to see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Do nothing.
@@ -32,6 +33,7 @@ pub enum Mode {
 /// Which device is meant for which rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Order {
+    /// By PCI address, as nvidia-smi lists them.
     Pci,
     /// As Slurm lists them: by position in the gres list.
     Slurm,
@@ -39,28 +41,34 @@ pub enum Order {
     Map(Vec<Place>),
 }
 
+/// One device of an explicit list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     /// Place in PCI order within the task's devices, from 0.
     Index(usize),
+    /// A card's or a slice's own.
     Uuid(Uuid),
 }
 
 /// Form of CUDA_VISIBLE_DEVICES.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ids {
+    /// Full-length UUIDs, right wherever the list is read.
     Uuid,
     /// Counts the reachable cards in PCI order.
     Index,
 }
 
+/// What the user's log gets to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Print {
     /// One block per node.
     Node,
     /// One line per task, in its own stderr.
     Task,
+    /// One JSON line per task, and one per note.
     Json,
+    /// Nothing, but why `strict` ends a task.
     Off,
 }
 
@@ -232,6 +240,7 @@ impl Policy {
         policy
     }
 
+    /// Whether nobody asks for anything.
     pub fn is_off(&self) -> bool {
         self.mode == Mode::Off
     }

@@ -137,7 +137,6 @@ calls! {
         unsafe extern "C" fn(spank_t, *const c_char, *mut c_char, c_int) -> spank_err_t;
     SETENV = spank_setenv:
         unsafe extern "C" fn(spank_t, *const c_char, *const c_char, c_int) -> spank_err_t;
-    UNSETENV = spank_unsetenv: unsafe extern "C" fn(spank_t, *const c_char) -> spank_err_t;
     OPTION_REGISTER = spank_option_register:
         unsafe extern "C" fn(spank_t, *mut spank_option) -> spank_err_t;
     SPANK_LOG = slurm_spank_log: unsafe extern "C" fn(*const c_char, ...);

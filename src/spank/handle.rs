@@ -8,8 +8,8 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use std::marker::PhantomData;
 
 use super::bindings::{
-    self, S_JOB_ID, S_JOB_LOCAL_TASK_COUNT, S_JOB_NODEID, S_JOB_STEPID, S_JOB_UID,
-    S_TASK_GLOBAL_ID, S_TASK_ID, S_TASK_PID, spank_item_t, spank_t,
+    self, S_JOB_ID, S_JOB_LOCAL_TASK_COUNT, S_JOB_STEPID, S_TASK_GLOBAL_ID, S_TASK_ID,
+    spank_item_t, spank_t,
 };
 use super::calls::{self, SpankError, answer};
 use super::option::SpankOption;
@@ -106,17 +106,6 @@ impl Spank<'_> {
         answer(calls::SETENV.name(), code)
     }
 
-    /// Takes a variable out of the job's or task's environment. One that is not set is no error.
-    pub fn unsetenv(&self, name: &CStr) -> Result<(), SpankError> {
-        let call = calls::UNSETENV.get()?;
-        // SAFETY: `raw` is this hook's handle and `name` a C string.
-        let code = unsafe { call(self.raw, name.as_ptr()) };
-        match answer(calls::UNSETENV.name(), code) {
-            Err(why) if why.is_unset() => Ok(()),
-            other => other,
-        }
-    }
-
     /// The job's number.
     pub fn job_id(&self) -> Result<u32, SpankError> {
         // SAFETY: spank.h: S_JOB_ID takes uint32_t *.
@@ -127,18 +116,6 @@ impl Spank<'_> {
     pub fn step_id(&self) -> Result<u32, SpankError> {
         // SAFETY: spank.h: S_JOB_STEPID takes uint32_t *.
         unsafe { self.item(S_JOB_STEPID, 0_u32) }
-    }
-
-    /// The user that the job runs as.
-    pub fn uid(&self) -> Result<u32, SpankError> {
-        // SAFETY: spank.h: S_JOB_UID takes uid_t *, which is u32 on Linux.
-        unsafe { self.item(S_JOB_UID, 0 as libc::uid_t) }
-    }
-
-    /// This node's place among the step's nodes, from 0.
-    pub fn node_id(&self) -> Result<u32, SpankError> {
-        // SAFETY: spank.h: S_JOB_NODEID takes uint32_t *.
-        unsafe { self.item(S_JOB_NODEID, 0_u32) }
     }
 
     /// How many tasks of the step this node runs.
@@ -161,12 +138,6 @@ impl Spank<'_> {
     pub fn task_global_id(&self) -> Result<u32, SpankError> {
         // SAFETY: spank.h: S_TASK_GLOBAL_ID takes uint32_t *.
         unsafe { self.item(S_TASK_GLOBAL_ID, 0_u32) }
-    }
-
-    /// The task's process; known from `task_post_fork` on.
-    pub fn task_pid(&self) -> Result<i32, SpankError> {
-        // SAFETY: spank.h: S_TASK_PID takes pid_t *, which is i32 on Linux.
-        unsafe { self.item(S_TASK_PID, 0 as libc::pid_t) }
     }
 
     /// Makes an option known to srun, sbatch, salloc or slurmstepd. Only in `init`.
@@ -233,7 +204,7 @@ pub(super) unsafe fn arguments(count: c_int, texts: *const *mut c_char) -> Vec<S
 
 /// Says something, line by line, without "error: " in front: in srun, sbatch and salloc on the
 /// terminal, in `user_init` and `task_init` in the task's own stderr.
-pub fn log(text: &str) {
+pub(super) fn log(text: &str) {
     say(calls::SPANK_LOG.get().or_else(|_| calls::INFO.get()), text);
 }
 
@@ -243,7 +214,7 @@ pub fn error(text: &str) {
 }
 
 /// For slurmd's log at debug level; never for the user.
-pub fn debug(text: &str) {
+pub(super) fn debug(text: &str) {
     say(calls::DEBUG.get(), text);
 }
 

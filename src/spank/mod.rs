@@ -1,4 +1,4 @@
-//! The C side: everything that Slurm's SPANK interface asks for, and all of the crate's unsafe.
+//! The C side: everything that Slurm's SPANK interface asks for, and all of the plugin's unsafe.
 //!
 //! Slurm loads the plugin file into srun, sbatch, salloc, slurmd and slurmstepd, of any release
 //! from 21.08 on. So this layer keeps four promises towards the programs that it lives in:
@@ -27,7 +27,7 @@ mod state;
 mod task_log;
 
 pub use calls::SpankError;
-pub use handle::{Context, SetenvRoom, Spank, debug, error, log};
+pub use handle::{Context, SetenvRoom, Spank, error};
 pub use release::supports;
 pub use shared::{SharedPlain, SharedSlots, SharedText};
 pub use state::StateCell;

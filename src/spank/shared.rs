@@ -6,7 +6,7 @@
 use std::io;
 use std::ops::Deref;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// The most slots that one node's step can have; more tasks than that share no memory.
 const SLOT_LIMIT: usize = 4096;
@@ -22,8 +22,6 @@ pub unsafe trait SharedPlain: Sync {}
 unsafe impl SharedPlain for AtomicU8 {}
 // SAFETY: as above.
 unsafe impl SharedPlain for AtomicU32 {}
-// SAFETY: as above.
-unsafe impl SharedPlain for AtomicI32 {}
 // SAFETY: as above.
 unsafe impl SharedPlain for AtomicU64 {}
 // SAFETY: an array is what its elements are.
@@ -148,7 +146,7 @@ mod tests {
 
     shared_struct! {
         struct Slot {
-            pid: AtomicI32,
+            number: AtomicU32,
             text: SharedText<8>,
         }
     }
@@ -160,7 +158,7 @@ mod tests {
         // SAFETY: the child only stores to shared memory and leaves at once.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            slots[1].pid.store(42, Ordering::Relaxed);
+            slots[1].number.store(42, Ordering::Relaxed);
             slots[1].text.publish("card 3 and more");
             // SAFETY: no destructor of the test runner may run in the child.
             unsafe { libc::_exit(0) };
@@ -169,7 +167,7 @@ mod tests {
         // SAFETY: `child` is our own child, waited for once.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!(slots[1].text.read().as_deref(), Some("card 3 a"));
-        assert_eq!(slots[1].pid.load(Ordering::Relaxed), 42);
+        assert_eq!(slots[1].number.load(Ordering::Relaxed), 42);
         assert_eq!(slots[0].text.read(), None);
     }
 

@@ -8,6 +8,9 @@ The numbers are those of tests/cases, which holds the same cases, and many more,
 # cluster RenamedUnconstrained: --node tests/nodes/renamed4.json --gres tests/live/renamed4.gres.conf --constrain no
 # cluster Tidy: --node tests/nodes/tidy8.json
 # cluster TidyUnconstrained: --node tests/nodes/tidy8.json --constrain no
+# cluster WithoutCards: --node tests/nodes/tidy4.json --constrain no
+# cluster WithoutCards: --slurm 24.11 --node tests/nodes/tidy4.json --constrain no
+# cluster WithoutCards: --slurm 26.05 --node tests/nodes/tidy4.json --constrain no
 # cluster TaskSharing: --slurm 26.05 --node tests/nodes/tidy8.json --constrain no
 # cluster CardLost: --node tests/nodes/tidy8.json
 # cluster CardLostUnconstrained: --node tests/nodes/tidy8.json --constrain no
@@ -15,6 +18,7 @@ The numbers are those of tests/cases, which holds the same cases, and many more,
 # cluster NoDriver: --node tests/nodes/none.json
 # cluster TwoNodes: --nodes 2 --node tests/nodes/tidy4.json
 import json
+import re
 import shutil
 import subprocess
 import time
@@ -22,7 +26,7 @@ import unittest
 from contextlib import contextmanager
 from pathlib import Path
 
-from harness import NODE, ROOT, Held, notes, run, srun, table
+from harness import NODE, ROOT, Held, notes, open_folder, run, srun, table
 
 CARD = [card["uuid"] for card in sorted(NODE["cards"], key=lambda card: card["pci"])]
 PROBE = ROOT / "target/release/cuda-probe"
@@ -92,6 +96,11 @@ class PermutedUnconstrained(unittest.TestCase):
         self.assertEqual(cuda(ours[0]), [CARD[0]])
         self.assertIn("unverified: this node does not constrain devices", log)
 
+    def test_fc_38_unverified_does_not_hide_the_warning_of_a_container(self):
+        _, log = srun("-n2", "--gres=gpu:2", "--gpu-align=ids=index", env={"NVIDIA_VISIBLE_DEVICES": "0,1"})
+        self.assertEqual(log.count("unverified: this node does not constrain devices"), 1, log)
+        self.assertEqual(log.count("counts those from 0: ask with ids=uuid"), 1, log)
+
 
 class Renamed(unittest.TestCase):
     """gpuA0 → nvidia3, gpuA1 → nvidia1, gpuA2 → nvidia0, gpuA3 → nvidia2."""
@@ -151,6 +160,42 @@ class TidyUnconstrained(unittest.TestCase):
         said = " ".join(doctor.stdout.split())
         self.assertIn("NVIDIA_VISIBLE_DEVICES=4,5,6,7 shows cards 4, 5, 6, 7: there CUDA_VISIBLE_DEVICES=4,5,6,7 selects"
                       " no card", said)
+
+
+class WithoutCards(unittest.TestCase):
+    """Steps without cards in a job that holds all four, which every task can open."""
+
+    # Run in the job. Only a real step may be told from the others by what Slurm leaves in its environment.
+    SCRIPT = """#!/bin/sh
+        step() { echo "== $*"; srun "$@" --gpu-align sh -c 'env | grep -E "^(CUDA_|GPU_ALIGN_)"'; }
+        step -n1 --gres=none
+        step -n2 --gres=none
+        step -n2 --gres=none --export=ALL
+        step -n2 --gres=none --gpu-bind=none
+        export SLURM_GPUS_ON_NODE=4 SLURM_STEP_GPUS=0,1,2,3 CUDA_VISIBLE_DEVICES=0,1,2,3
+        step -n2 --gres=none
+        unset SLURM_GPUS_ON_NODE SLURM_STEP_GPUS CUDA_VISIBLE_DEVICES
+        step -n2 --gres=gpu:4 --gpu-bind=none
+        """
+
+    def check(self, said):
+        said = re.sub(r"(?m)^(srun|salloc): .*\n", "", said)
+        *without, real = said.split("== ")[1:]
+        self.assertEqual(len(without), 5)
+        for step in without:
+            self.assertEqual(step.count("\n"), 1, step)
+        self.assertIn("2 tasks, 4 cards, mode all", real)
+        self.assertEqual(real.count(f"CUDA_VISIBLE_DEVICES={','.join(CARD)}"), 2)
+
+    def test_fc_46_are_silent_and_unchanged_though_the_job_holds_them_all(self):
+        with open_folder() as folder:
+            script, out = Path(folder, "job.sh"), Path(folder, "out")
+            script.write_text(self.SCRIPT)
+            script.chmod(0o755)
+            run("sbatch", "-W", "-n2", "--gres=gpu:4", f"--output={out}", script)
+            self.check(out.read_text())
+            run("sh", "-c", f"salloc -n2 --gres=gpu:4 {script} >{out} 2>&1")
+            self.check(out.read_text())
 
 
 class TaskSharing(unittest.TestCase):

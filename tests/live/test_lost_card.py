@@ -3,13 +3,14 @@
 Positions are minors here: position 2 is the card of rank 4, and those behind it must not shift when it is gone.
 """
 # cluster Lost: --slurm 24.11 --node tests/nodes/detect8.json --gres tests/gres/autodetect.conf
+# cluster LostUnconstrained: --slurm 24.11 --node tests/nodes/detect8.json --gres tests/gres/autodetect.conf --constrain no
 # cluster Named: --slurm 26.05 --node tests/nodes/detect8.json --gres tests/gres/autodetect.conf
 import json
 import shutil
 import unittest
 from pathlib import Path
 
-from harness import NODE, ROOT, Installed, NodeFile, configure, run
+from harness import NODE, ROOT, Installed, NodeFile, configure, run, srun
 
 DRIVER, RECORD = Path("/proc/driver/nvidia"), Path("/run/gpu-align/node.json")
 CONF = Path("/run/gpu-align-cluster/etc/gres.conf")
@@ -119,6 +120,18 @@ class Lost(unittest.TestCase):
             self.assertEqual((record["cards"], record["unknown"]), ([], [5]))
         done = prolog("--gres-conf=/nowhere/gres.conf")
         self.assertIn("cannot read /nowhere/gres.conf", done.stderr)
+
+
+class LostUnconstrained(unittest.TestCase):
+    def test_a_rank_that_may_be_another_jobs_card_is_a_doubt(self):
+        with Without(f"gpus/{LOST}"), lost_card():
+            tasks, log = srun("-n1", "--gres=gpu:6", "--gpu-align")
+            strict = run("srun", "-n1", "--gres=gpu:6", "--gpu-align=strict", "echo", "ran")
+        self.assertEqual(tasks[0].env["CUDA_VISIBLE_DEVICES"], "0,1,2,3,4,5")
+        self.assertIn("stays as Slurm made it: AutoDetect finds fewer GPUs than slurm.conf counts", log)
+        self.assertNotIn("unverified", log)
+        self.assertNotEqual(strict.returncode, 0)
+        self.assertEqual(strict.stdout, "")
 
 
 class Named(unittest.TestCase):

@@ -33,10 +33,12 @@ class Mps(unittest.TestCase):
         visible, log = self.visible("single,ids=index", MPS)
         self.assertEqual(visible, CARD[2:])
         self.assertEqual(log.count(NOTE), 1)
+        self.assertIn("order pci, ids uuid\n", log)
 
     def test_indices_stay_without_a_daemon(self):
         visible, log = self.visible("single,ids=index")
         self.assertEqual(visible, ["0", "1"])
+        self.assertIn("order pci, ids index\n", log)
         self.assertNotIn(NOTE, log)
 
 

@@ -98,8 +98,9 @@ class FourSlices(unittest.TestCase):
         self.assertNotIn(ONE_ONLY, log)
 
     def test_indices_are_no_names_for_slices(self):
-        [(visible, cuda)], _ = probed("-n1", "--gres=gpu:1", "--gpu-align=ids=index")
+        [(visible, cuda)], log = probed("-n1", "--gres=gpu:1", "--gpu-align=ids=index")
         self.assertEqual((visible, cuda), (SLICE[0], SLICE[:1]))
+        self.assertIn("order pci, ids uuid\n", log)
 
     def test_slices_that_nobody_names_are_no_missing_cards(self):
         conf = Path(os.environ["SLURM_CONF"]).with_name("gres.conf")

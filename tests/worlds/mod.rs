@@ -79,6 +79,7 @@ impl World {
             inventory: Ok(self.site.inventory()),
             gap: None,
             positions: self.site.positions(),
+            cards_gone: false,
             said: Said::read(Kind::Normal, |name| value(&self.step, name)),
             reading: self.site.reading,
             tasks: self.tasks.len(),

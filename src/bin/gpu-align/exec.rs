@@ -162,8 +162,8 @@ fn decide(scene: &Scene, policy: &Policy, rank: &LocalRank) -> Result<Option<Dec
         return Ok(None);
     };
     // Indices count all that this process may open, not only what it holds.
-    let visible = &decision.plan.visible;
-    let list = plan::cuda_visible_devices(visible, policy.ids, &scene.reach, scene.cards());
+    decision.plan.ids = plan::written(decision.plan.ids, &scene.reach);
+    let list = plan::cuda_visible_devices(&decision.plan, &scene.reach, scene.cards());
     let list = list.map_err(|doubt| doubt.to_string())?;
     for (name, value) in &mut decision.variables {
         if *name == VISIBLE {
@@ -191,7 +191,7 @@ fn said(scene: &Scene, policy: &Policy, rank: &LocalRank, decision: &Decision) -
         rank: global as u32,
         local,
         outcome: Outcome::Aligned(decision.plan.clone()),
-        caution: decision.caution,
+        cautions: decision.cautions.clone(),
         replaced_order: order.map(gpu_align::device::clip),
     };
     let tasks = [task];
@@ -267,6 +267,15 @@ mod tests {
         assert_eq!(visible(&done(&[0, 1, 2, 3], &env, "single,ids=index", 1, 2)), "3");
         let bare = [("CUDA_VISIBLE_DEVICES", "2"), ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")];
         assert_eq!(visible(&done(&[0, 1, 2, 3], &bare, "all", 0, 1)), card(2));
+    }
+
+    #[test]
+    fn fc_37_under_an_mps_daemon_ranks_get_uuids_whatever_form_is_asked_for() {
+        let mut env = BATCH.to_vec();
+        env.push(("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"));
+        let named = done(&[0, 1, 2, 3], &env, "single,ids=index", 1, 4);
+        assert_eq!(visible(&named), card(1));
+        assert!(named.log.contains("holds UUIDs, not indices"), "{}", named.log);
     }
 
     #[test]

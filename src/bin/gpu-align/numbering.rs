@@ -163,6 +163,7 @@ impl Numbering {
             inventory: &self.inventory,
             reach: &everything,
             positions: positions.as_deref(),
+            cards_gone: false,
             step: Some(&step),
             count: None,
             task: None,

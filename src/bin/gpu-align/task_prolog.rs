@@ -21,6 +21,7 @@ use gpu_align::node::record;
 use gpu_align::reach::{may_open, reach};
 use gpu_align::report::{Outcome, Report, Task};
 use gpu_align::slurm::files;
+use gpu_align::slurm::gres_conf::GresError;
 use gpu_align::slurm::step::{self, Kind, Said};
 
 use crate::prolog::host_name;
@@ -115,8 +116,10 @@ impl TaskProlog {
         let node = variable("SLURMD_NODENAME").unwrap_or_else(host_name);
         let own = self.gres_conf.as_deref();
         // Without a list that can be trusted, numbers are read as the neighbours read them.
-        let read = |known| files::gres_list(own, &node, known).ok().flatten();
-        let list = inventory.as_ref().ok().and_then(read);
+        let list = match &inventory {
+            Ok(known) => files::gres_list(own, &node, known),
+            Err(_) => Ok(None),
+        };
         let tasks = match kind {
             Kind::Normal => variable("SLURM_STEP_TASKS_PER_NODE").and_then(|list| {
                 step::tasks_on_node(&list, number("SLURM_NODEID").unwrap_or(0) as usize)
@@ -131,7 +134,8 @@ impl TaskProlog {
             },
             node,
             policy,
-            positions: list.map(|list| list.devices()),
+            cards_gone: matches!(list, Err(GresError::CardsGone { .. })),
+            positions: list.ok().flatten().map(|list| list.devices()),
             said,
             reading: Default::default(),
             tasks: tasks.unwrap_or(local as usize + 1),
@@ -145,20 +149,20 @@ impl TaskProlog {
             return false;
         }
         let replaced_order = variable("CUDA_DEVICE_ORDER").filter(|order| order != "PCI_BUS_ID");
-        let (outcome, caution) = match decided {
-            Ok(Some(Decision { plan, caution, variables })) => {
+        let (outcome, cautions) = match decided {
+            Ok(Some(Decision { plan, cautions, variables })) => {
                 speech.export(&variables);
-                (Outcome::Aligned(plan), caution)
+                (Outcome::Aligned(plan), cautions)
             }
             Err(why) => {
                 speech.export(&launch::doubtful_variables());
-                (Outcome::Left(why), None)
+                (Outcome::Left(why), Vec::new())
             }
-            Ok(None) => (Outcome::Silent, None),
+            Ok(None) => (Outcome::Silent, Vec::new()),
         };
         let rank = number("SLURM_PROCID").unwrap_or(local);
         let failed = step.policy.strict && matches!(outcome, Outcome::Left(_));
-        let task = Task { rank, local, outcome, caution, replaced_order };
+        let task = Task { rank, local, outcome, cautions, replaced_order };
         speech.print(&words_of(&step, &task));
         failed
     }

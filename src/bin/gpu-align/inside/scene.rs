@@ -120,6 +120,7 @@ impl Scene {
             inventory: self.inventory.clone(),
             gap: self.gap.clone(),
             positions: self.positions.clone(),
+            cards_gone: false,
             said: self.said(),
             reading: NumberReading::Rank,
             tasks,
