@@ -5,7 +5,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 
 use super::conf::{self, ConfError};
-use super::gres_conf::{GresError, node_gres};
+use super::gres_conf::{GresError, named_gres};
 use super::gres_list::GresList;
 use crate::device::Inventory;
 
@@ -38,10 +38,10 @@ pub fn gres_list(
 }
 
 /// How many GPUs slurm.conf's `Gres=` counts on a node; `None` where it does not
-/// name the node with GPUs, or cannot be read.
+/// name the node, or cannot be read.
 pub fn configured_gpus(node: &str) -> Option<usize> {
     let path = candidates("slurm.conf").into_iter().find(|path| path.exists())?;
-    let gpus = node_gres(&conf::read(&path).ok()?, node)?;
+    let gpus = named_gres(&conf::read(&path).ok()?, node)?;
     Some(gpus.iter().map(|(_, count)| count).sum())
 }
 

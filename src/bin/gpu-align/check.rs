@@ -17,10 +17,12 @@ use gpu_align::slurm::conf::{self, ConfError};
 use gpu_align::slurm::files;
 use gpu_align::slurm::gres_conf::GresError;
 use gpu_align::slurm::plugstack::Site;
-use gpu_align::slurm::plugstack_conf;
+use gpu_align::slurm::plugstack_conf::{self, PlugstackError};
 use gpu_align::spank;
 use serde::Serialize;
 
+use crate::given::{Given, given};
+use crate::inside::screen::count;
 use crate::prolog::{host_name, take_stock};
 use crate::release;
 
@@ -92,9 +94,12 @@ impl Findings {
         self.0.push(Finding { problem, what, r#where: at, advice: advice.to_owned() });
     }
 
-    /// The error names the file.
-    fn unreadable(&mut self, at: &str, error: &ConfError) {
-        self.blind(at, error.to_string(), "correct its path, or run this as root");
+    /// The error names the file, which is said once whatever it is needed for.
+    fn unreadable(&mut self, at: &str, error: &impl ToString) {
+        let what = error.to_string();
+        if self.0.iter().all(|finding| finding.what != what) {
+            self.blind(at, what, "correct its path, or run this as root");
+        }
     }
 
     /// A sentence that ends in its own advice.
@@ -145,10 +150,30 @@ impl Check {
         findings: &mut Findings,
     ) {
         let root = Path::new("/");
-        let list = match files::gres_list(self.gres_conf.as_deref(), node, inventory) {
-            Ok(Some(list)) => list,
+        let counted = files::configured_gpus(node);
+        let listed = files::gres_list(self.gres_conf.as_deref(), node, inventory);
+        match (given(node, counted, &listed), counted) {
             // Neither Slurm nor the node knows of any card.
-            Err(GresError::NoGpus { .. }) if inventory.is_empty() => return,
+            (Given::Nothing, _) if inventory.is_empty() => return,
+            (Given::Nothing, Some(_)) => {
+                let what = format!(
+                    "node {node} has {} and Slurm gives out none of them",
+                    count(inventory.cards().len(), "card")
+                );
+                let advice = "add them to gres.conf and to slurm.conf's Gres=, or every job can \
+                              open them";
+                return findings.problem("gres.conf", what, advice);
+            }
+            (Given::Nothing, None) if listed.is_err() => {
+                let what = format!("neither it nor slurm.conf names node {node}");
+                let advice = "give the node's name in slurm.conf with --node";
+                return findings.blind("gres.conf", what, advice);
+            }
+            (Given::Torn(why), _) => return findings.sentence(true, "gres.conf", &why),
+            (Given::Nothing | Given::Cards, _) => {}
+        }
+        let list = match listed {
+            Ok(Some(list)) => list,
             // NVML's silence is said already.
             Err(GresError::CardsGone { .. }) if !capabilities::are_known(root, inventory) => return,
             Ok(None) => {
@@ -268,8 +293,11 @@ fn check_plugstack(findings: &mut Findings) {
     };
     let entries = match plugstack_conf::read(&path) {
         Ok(entries) => entries,
-        Err(error) => {
-            return findings.blind(path.display(), error.to_string(), "run this as root");
+        Err(error @ PlugstackError::Read { .. }) => {
+            return findings.unreadable("plugstack.conf", &error);
+        }
+        Err(error @ PlugstackError::Endless(_)) => {
+            return findings.sentence(true, "plugstack.conf", &error.to_string());
         }
     };
     let Some(place) = entries.iter().position(|entry| entry.is_gpu_align()) else {

@@ -22,6 +22,7 @@ use gpu_align::slurm::files;
 use gpu_align::slurm::gres_conf::GresError;
 
 use crate::drain::{Drain, Problem, USUAL};
+use crate::given::{Given, given};
 use crate::inventory::json;
 use crate::job::JobRecord;
 use crate::numbering::{Cards, Numbering};
@@ -108,16 +109,23 @@ impl Prolog {
 
     fn look(&self, deadline: Instant, problems: &mut Vec<Problem>) {
         let root = Path::new("/");
-        let node = env::var("SLURMD_NODENAME").unwrap_or_else(|_| host_name());
+        let slurms_name = env::var("SLURMD_NODENAME").ok();
+        let node = slurms_name.clone().unwrap_or_else(host_name);
+        let configured = files::configured_gpus(&node);
+        // At boot Slurm does not say which node this is, and a host may have another name.
+        let is_named = slurms_name.is_some() || configured.is_some();
         let seen = record::seen_this_boot(&self.record, root);
-        let list = |known: &Inventory| files::gres_list(self.gres_conf.as_deref(), &node, known);
+        let list = |known: &Inventory| match is_named {
+            true => files::gres_list(self.gres_conf.as_deref(), &node, known),
+            false => Ok(None),
+        };
         let cgroup_conf = files::candidates("cgroup.conf");
         let constrained =
             cgroup_conf.iter().find_map(|path| files::constrains_devices(path).ok()) == Some(true);
         let numbering = |inventory: Inventory, gone: Vec<Card>| {
             let slices_known = capabilities::are_known(root, &inventory);
             let cards = Cards { inventory, gone, slices_known };
-            Numbering::new(cards, constrained, files::configured_gpus(&node), list)
+            Numbering::new(cards, constrained, configured, list)
         };
         let numbering = match take_stock(root, deadline) {
             Ok(mut stock) => {
@@ -125,7 +133,7 @@ impl Prolog {
                 node_problems(&stock, problems);
                 let known = self.refresh(root, &stock, problems);
                 let numbering = numbering(known, stock.gone);
-                list_problems(&numbering, problems);
+                list_problems(&node, &numbering, problems);
                 numbering
             }
             Err(error) => {
@@ -244,14 +252,17 @@ fn node_problems(stock: &Stock, problems: &mut Vec<Problem>) {
     }
 }
 
-fn list_problems(numbering: &Numbering, problems: &mut Vec<Problem>) {
+fn list_problems(node: &str, numbering: &Numbering, problems: &mut Vec<Problem>) {
+    match given(node, numbering.configured(), numbering.list()) {
+        Given::Cards => {}
+        Given::Nothing => return,
+        Given::Torn(why) => return problems.push(Problem::new(Drain::Other, why)),
+    }
     let list = match numbering.list() {
         Ok(Some(list)) => list,
         Ok(None) => return,
         // NVML's silence is said already.
         Err(GresError::CardsGone { .. }) if !numbering.slices_known() => return,
-        // A driver may be loaded on a node without cards.
-        Err(GresError::NoGpus { .. }) if numbering.inventory().is_empty() => return,
         Err(error) => {
             let kind = match error {
                 GresError::CardsGone { .. } => Drain::Missing,
