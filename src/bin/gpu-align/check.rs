@@ -21,9 +21,10 @@ use gpu_align::slurm::plugstack_conf::{self, PlugstackError};
 use gpu_align::spank;
 use serde::Serialize;
 
+use crate::ask;
 use crate::given::{Given, given};
 use crate::inside::screen::count;
-use crate::prolog::{host_name, take_stock};
+use crate::prolog::host_name;
 use crate::release;
 
 const EXAMPLES: &str = "\
@@ -116,7 +117,7 @@ impl Check {
         let node = node.unwrap_or_else(host_name);
         let constrained = check_cgroup(&mut findings);
         let deadline = Instant::now() + Duration::from_secs(self.timeout);
-        let inventory = match take_stock(Path::new("/"), deadline) {
+        let inventory = match ask::stock(Path::new("/"), deadline) {
             Ok(stock) => {
                 check_cards(&stock, &mut findings);
                 stock.inventory()

@@ -14,13 +14,12 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use gpu_align::device::{Card, Inventory};
 use gpu_align::node::capabilities;
-use gpu_align::node::child::{self, ChildError};
-use gpu_align::node::driver::{self, DriverError};
 use gpu_align::node::record::{self, Now};
-use gpu_align::node::stock::{Fault, FaultKind, Stock};
+use gpu_align::node::stock::Stock;
 use gpu_align::slurm::files;
 use gpu_align::slurm::gres_conf::GresError;
 
+use crate::ask;
 use crate::drain::{Drain, Problem, USUAL};
 use crate::given::{Given, given};
 use crate::inventory::json;
@@ -127,7 +126,7 @@ impl Prolog {
             let cards = Cards { inventory, gone, slices_known };
             Numbering::new(cards, constrained, configured, list)
         };
-        let numbering = match take_stock(root, deadline) {
+        let numbering = match ask::stock(root, deadline) {
             Ok(mut stock) => {
                 stock.remember(seen);
                 node_problems(&stock, problems);
@@ -194,44 +193,6 @@ impl Prolog {
 pub fn job_path(jobs: &Path, job: &str) -> Option<PathBuf> {
     let number = !job.is_empty() && job.len() < 20 && job.bytes().all(|b| b.is_ascii_digit());
     number.then(|| jobs.join(format!("{job}.json")))
-}
-
-/// Takes stock in a child, since NVML may hang or crash whoever asks it.
-pub fn take_stock(root: &Path, deadline: Instant) -> Result<Stock, DriverError> {
-    let allowed = deadline.saturating_duration_since(Instant::now());
-    let fault = |kind, why: String| Stock::without_nvml(root, Fault { kind, why });
-    // A driver that is not there needs no child to tell.
-    driver::version(root)?;
-    let program = match env::current_exe() {
-        Ok(program) => program,
-        Err(error) => {
-            return fault(FaultKind::Unknown, format!("gpu-align does not find itself ({error})"));
-        }
-    };
-    let output = child::run(&program, &["inventory", "--json"], allowed, record::MAX_BYTES);
-    match output {
-        Ok(output) => match serde_json::from_slice(&output.stdout) {
-            Ok(stock) => Ok(stock),
-            Err(error) => fault(
-                FaultKind::Nonsense,
-                format!("gpu-align inventory does not answer in JSON ({error}); run it by hand"),
-            ),
-        },
-        Err(ChildError::Deadline { allowed, .. }) => fault(
-            FaultKind::NoAnswer,
-            format!(
-                "NVML did not answer within {:.1} s; look at the kernel log, the driver may be stuck",
-                allowed.as_secs_f32()
-            ),
-        ),
-        Err(ChildError::Signal { signal, .. }) => fault(
-            FaultKind::Crashed,
-            format!("NVML died by signal {signal} when it was asked; reload the driver or reboot"),
-        ),
-        Err(error) => {
-            fault(FaultKind::Unknown, format!("{error}; run gpu-align inventory by hand"))
-        }
-    }
 }
 
 fn node_problems(stock: &Stock, problems: &mut Vec<Problem>) {
