@@ -117,6 +117,25 @@ class Tidy(unittest.TestCase):
         with Changed("cgroup.conf", lambda text: text.replace("ConstrainDevices=yes", "")):
             self.assert_said("cgroup.conf: it lacks ConstrainDevices=yes")
 
+    def test_nobody_does_what_cgroup_conf_says(self):
+        with Changed("slurm.conf", lambda text: text.replace("task/cgroup,", "")):
+            self.assert_said("slurm.conf: TaskPlugin lacks task/cgroup, so ConstrainDevices=yes does nothing")
+            with Changed("gres.conf", lambda text: text.replace("[0-3]", "[3,2,1,0]")):
+                self.assertIn("is not in PCI order and devices are not constrained", prolog("n1")[1])
+
+    def test_a_plugin_without_a_path_lies_in_plugin_dir(self):
+        def folder(path):
+            return Changed("slurm.conf", lambda text: f"{text}PluginDir=/nowhere:{path}\n")
+
+        plugin = ROOT / "target/release/libgpu_align.so"
+        with Changed("plugstack.conf", lambda text: text.replace(str(plugin), plugin.name)):
+            with folder(plugin.parent):
+                self.assertEqual(check(), (0, ""))
+            with folder("/tmp"):
+                self.assert_said(f"plugstack.conf:1: {plugin.name} is not in PluginDir /nowhere:/tmp; install it")
+            self.assert_said(f"could not look: {ETC}/plugstack.conf:1: {plugin.name} lies where Slurm was built",
+                             code=2)
+
     def test_no_line_in_plugstack_conf(self):
         with Changed("plugstack.conf", lambda text: ""):
             self.assert_said("plugstack.conf: no line loads gpu-align")

@@ -240,7 +240,7 @@ fn check_cgroup(findings: &mut Findings) -> Option<bool> {
         return None;
     };
     match files::constrains_devices(&path) {
-        Ok(true) => Some(true),
+        Ok(true) => check_task_plugin(findings),
         Ok(false) => {
             let what = "it lacks ConstrainDevices=yes, so every job can open every card";
             findings.problem(path.display(), what, "set it and restart slurmd");
@@ -250,6 +250,24 @@ fn check_cgroup(findings: &mut Findings) -> Option<bool> {
             findings.unreadable("cgroup.conf", &error);
             None
         }
+    }
+}
+
+/// Whether anybody does what cgroup.conf says.
+fn check_task_plugin(findings: &mut Findings) -> Option<bool> {
+    let path = find(files::candidates("slurm.conf"), "slurm.conf", findings).ok()?;
+    match path.as_deref().map(files::has_task_cgroup) {
+        Some(Ok(false)) => {
+            let at = path.unwrap_or_default();
+            let what = "TaskPlugin lacks task/cgroup, so ConstrainDevices=yes does nothing";
+            findings.problem(at.display(), what, "add it and restart slurmctld and slurmd");
+            Some(false)
+        }
+        Some(Err(error)) => {
+            findings.unreadable("slurm.conf", &error);
+            None
+        }
+        Some(Ok(true)) | None => Some(true),
     }
 }
 
@@ -307,10 +325,7 @@ fn check_plugstack(findings: &mut Findings) {
     };
     let entry = &entries[place];
     let at = format!("{}:{}", entry.file.display(), entry.line);
-    if entry.plugin.is_absolute() && !entry.plugin.exists() {
-        let what = format!("{} is not there", entry.plugin.display());
-        findings.problem(&at, what, "install it, or every srun fails where the line is required");
-    }
+    check_plugin_file(&at, &entry.plugin, files::value(&lines, "PluginDir"), findings);
     let later = entries[place..].iter().any(|e| e.plugin.to_string_lossy().contains("pyxis"));
     if later {
         let what = "gpu-align is listed before pyxis";
@@ -326,6 +341,29 @@ fn check_plugstack(findings: &mut Findings) {
                 let what = format!("the helper {} cannot be run", helper.display());
                 findings.problem(&at, what, "install gpu-align there, or write helper=PATH");
             }
+        }
+    }
+}
+
+/// A plugin is named by its full path, or lies in one of PluginDir's folders.
+fn check_plugin_file(at: &str, plugin: &Path, folders: Option<String>, findings: &mut Findings) {
+    let name = plugin.display();
+    let advice = "install it, or every srun fails where the line is required";
+    match folders {
+        _ if plugin.is_absolute() => {
+            if !plugin.exists() {
+                findings.problem(at, format!("{name} is not there"), advice);
+            }
+        }
+        Some(folders) => {
+            if !folders.split(':').any(|folder| Path::new(folder).join(plugin).exists()) {
+                findings.problem(at, format!("{name} is not in PluginDir {folders}"), advice);
+            }
+        }
+        None => {
+            let what =
+                format!("{name} lies where Slurm was built to look, and slurm.conf does not say");
+            findings.blind(at, what, "write its full path, as make install does");
         }
     }
 }

@@ -118,9 +118,7 @@ impl Prolog {
             true => files::gres_list(self.gres_conf.as_deref(), &node, known),
             false => Ok(None),
         };
-        let cgroup_conf = files::candidates("cgroup.conf");
-        let constrained =
-            cgroup_conf.iter().find_map(|path| files::constrains_devices(path).ok()) == Some(true);
+        let constrained = files::constrained();
         let numbering = |inventory: Inventory, gone: Vec<Card>| {
             let slices_known = capabilities::are_known(root, &inventory);
             let cards = Cards { inventory, gone, slices_known };
