@@ -15,7 +15,7 @@ const MAX_FILES: usize = 64;
 
 #[derive(Debug, Error)]
 pub enum PlugstackError {
-    #[error("cannot read {}: {source}", .path.display())]
+    #[error("cannot read {}: {source}; correct its path or its mode", .path.display())]
     Read { path: PathBuf, source: io::Error },
     #[error("{} is included after {MAX_FILES} other files; take out the include that closes a circle", .0.display())]
     Endless(PathBuf),

@@ -97,7 +97,8 @@ impl Findings {
 
     /// The error names the file, which is said once whatever it is needed for.
     fn unreadable(&mut self, at: &str, error: &impl ToString) {
-        let what = error.to_string();
+        let error = error.to_string();
+        let what = error.rsplit_once("; ").map_or(error.as_str(), |(what, _)| what);
         if self.0.iter().all(|finding| finding.what != what) {
             self.blind(at, what, "correct its path, or run this as root");
         }
