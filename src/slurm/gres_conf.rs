@@ -27,7 +27,7 @@ pub enum GresError {
     Line { path: PathBuf, line: usize, value: String, advice: &'static str },
     #[error("{}:{line}: '{value}': {source}; list this node's device files only", .path.display())]
     List { path: PathBuf, line: usize, value: String, source: HostlistError },
-    #[error("{} gives node {node} no GPUs, neither by File= nor by AutoDetect; name each card's file, or write AutoDetect=nvml", .conf.display())]
+    #[error("{} gives node {node} no GPUs, neither by File= nor by AutoDetect; name each card's file, with the Type= of slurm.conf's Gres= if that has one, or write AutoDetect=nvml", .conf.display())]
     NoGpus { conf: PathBuf, node: String },
     #[error("{}: AutoDetect finds {found} of the {wanted} GPUs that slurm.conf counts; look for a lost card", .conf.display())]
     CardsGone { conf: PathBuf, wanted: usize, found: usize },

@@ -209,6 +209,14 @@ class Tidy(unittest.TestCase):
             self.assertEqual((code, said.count("\n")), (0, 1), said)
             self.assertIn(words, said)
 
+    def test_cards_that_are_too_few_or_the_same(self):
+        with Changed("slurm.conf", lambda text: text.replace("Gres=gpu:4", "Gres=gpu:6")):
+            self.assert_said("gives node n1 4 of the 6 GPUs that slurm.conf counts, so slurmctld drains it")
+        with Changed("gres.conf", lambda text: text.replace("[0-3]", "[0-2,2]")):
+            code, said = check()
+        self.assertEqual((code, said.count("\n")), (1, 2), said)
+        self.assertIn("positions 2 and 3 are the same card; list each File once", said)
+
     def test_cards_that_slurm_conf_counts_are_missed_whatever_gres_conf_says(self):
         RECORD.unlink(missing_ok=True)
         with UNNAMED, WithoutDriver():

@@ -1,5 +1,6 @@
 //! `gpu-align check`: a node's Slurm configuration against the node itself.
 
+use std::collections::BTreeMap;
 use std::env;
 use std::fmt;
 use std::fs;
@@ -192,6 +193,22 @@ impl Check {
             let file = list.file(position).unwrap_or_default();
             let what = format!("position {position} has no card behind its File {file}");
             findings.problem(at, what, "correct it, or look for the lost card in the kernel log");
+        }
+        if let Some(wanted) = counted.filter(|&wanted| list.len() < wanted) {
+            let what = format!(
+                "it gives node {node} {} of the {wanted} GPUs that slurm.conf counts, so slurmctld \
+                 drains it",
+                list.len()
+            );
+            findings.problem(at, what, "correct one of the two, Type= and Gres= included");
+        }
+        let mut held = BTreeMap::new();
+        for position in list.positions() {
+            let Some(device) = list.device(position) else { continue };
+            if let Some(first) = held.insert(device, position) {
+                let what = format!("positions {first} and {position} are the same card");
+                findings.problem(at, what, "list each File once, or two jobs get that card");
+            }
         }
         for (rank, card) in inventory.cards().iter().enumerate() {
             if list.is_configured(rank) {
