@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use thiserror::Error;
 
 /// How long a killed child may take to go. One that sleeps in the kernel for
@@ -45,6 +45,16 @@ pub struct Output {
     pub stdout: Vec<u8>,
 }
 
+/// Whose process group a child is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    /// A new one, killed as a whole.
+    Own,
+    /// Its caller's: who ends the caller's group ends the child, too. For a child
+    /// that starts nothing.
+    Callers,
+}
+
 /// Runs `program` with an empty environment, in a process group of its own,
 /// nothing on its stdin and its stderr thrown away.
 ///
@@ -55,24 +65,28 @@ pub fn run(
     allowed: Duration,
     limit: usize,
 ) -> Result<Output, ChildError> {
-    run_with(program, arguments, &[], allowed, limit)
+    run_with(program, arguments, &[], Group::Own, allowed, limit)
 }
 
-/// The same with an environment.
+/// The same with an environment, and in either group.
 pub fn run_with(
     program: &Path,
     arguments: &[&str],
     environment: &[(&str, &OsStr)],
+    group: Group,
     allowed: Duration,
     limit: usize,
 ) -> Result<Output, ChildError> {
     let deadline = Instant::now() + allowed;
-    let mut child = Command::new(program)
+    let mut command = Command::new(program);
+    if group == Group::Own {
+        command.process_group(0);
+    }
+    let mut child = command
         .args(arguments)
         .env_clear()
         .envs(environment.iter().copied())
         .current_dir("/")
-        .process_group(0)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
@@ -84,7 +98,7 @@ pub fn run_with(
     let (stdout, status) = match outcome {
         Ok(done) => done,
         Err(error) => {
-            kill(&mut child);
+            kill(&mut child, group);
             return Err(error);
         }
     };
@@ -154,12 +168,15 @@ fn end(
     }
 }
 
-/// Kills the child's process group and collects the child. Its id cannot have
-/// been given to another process, since it has not been collected.
-fn kill(child: &mut Child) {
-    if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+/// Kills the child, with its process group if that is its own, and collects it.
+/// Its id cannot have been given to another process, since it has not been collected.
+fn kill(child: &mut Child, group: Group) {
+    if let Some(id) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
         // It may have ended just now.
-        let _ = kill_process_group(group, Signal::KILL);
+        let _ = match group {
+            Group::Own => kill_process_group(id, Signal::KILL),
+            Group::Callers => kill_process(id, Signal::KILL),
+        };
     }
     let until = Instant::now() + GRACE;
     while Instant::now() < until && matches!(child.try_wait(), Ok(None)) {
@@ -211,6 +228,20 @@ mod tests {
                 thread::yield_now();
             }
             assert!(gone(), "{pid}");
+        }
+    }
+
+    #[test]
+    fn a_child_in_its_callers_group_is_killed_alone() {
+        let stay = ["-c", "exec sleep 1000"];
+        let shell = Path::new("/bin/sh");
+        let error = run_with(shell, &stay, &[], Group::Callers, SHORT, 100).unwrap_err();
+        assert!(matches!(error, ChildError::Deadline { .. }), "{error}");
+        let own = rustix::process::getpgrp().as_raw_nonzero().to_string();
+        for (group, same) in [(Group::Callers, true), (Group::Own, false)] {
+            let output = run_with(shell, &["-c", "ps -o pgid= -p $$"], &[], group, LONG, 100);
+            let said = String::from_utf8(output.unwrap().stdout).unwrap();
+            assert_eq!(said.trim() == own, same, "{group:?}");
         }
     }
 

@@ -271,13 +271,20 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
             return Err(error);
         }
     }
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&temporary)?;
+    if let Err(error) = fill(&temporary, bytes).and_then(|()| fs::rename(&temporary, path)) {
+        // A job's record has a name of its own: nobody else would take this away.
+        let _ = fs::remove_file(&temporary);
+        return Err(error);
+    }
+    folder.sync_all()
+}
+
+fn fill(temporary: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(temporary)?;
     // Whatever the umask is.
     file.set_permissions(Permissions::from_mode(0o644))?;
     file.write_all(bytes)?;
-    file.sync_all()?;
-    fs::rename(&temporary, path)?;
-    folder.sync_all()
+    file.sync_all()
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ const MAX_PATH: usize = 512;
 
 #[derive(Debug, Error)]
 pub enum ConfError {
-    #[error("cannot read {}: {source}", .path.display())]
+    #[error("cannot read {}: {source}; correct its path or its mode", .path.display())]
     Read { path: PathBuf, source: io::Error },
     #[error("{} takes the configuration over {MAX_BYTES} bytes or {MAX_LINES} lines; move out what is not for this node", .0.display())]
     TooLarge(PathBuf),

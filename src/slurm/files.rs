@@ -5,7 +5,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 
 use super::conf::{self, ConfError};
-use super::gres_conf::{GresError, node_gres};
+use super::gres_conf::{GresError, named_gres};
 use super::gres_list::GresList;
 use crate::device::Inventory;
 
@@ -38,10 +38,10 @@ pub fn gres_list(
 }
 
 /// How many GPUs slurm.conf's `Gres=` counts on a node; `None` where it does not
-/// name the node with GPUs, or cannot be read.
+/// name the node, or cannot be read.
 pub fn configured_gpus(node: &str) -> Option<usize> {
     let path = candidates("slurm.conf").into_iter().find(|path| path.exists())?;
-    let gpus = node_gres(&conf::read(&path).ok()?, node)?;
+    let gpus = named_gres(&conf::read(&path).ok()?, node)?;
     Some(gpus.iter().map(|(_, count)| count).sum())
 }
 
@@ -52,6 +52,23 @@ pub fn constrains_devices(cgroup_conf: &Path) -> Result<bool, ConfError> {
     // As s_p_parse_line's booleans.
     let yes = |word: &str| ["yes", "up", "true", "1"].contains(&word);
     Ok(said.is_some_and(|word| yes(&word.to_ascii_lowercase())))
+}
+
+/// Whether a slurm.conf's `TaskPlugin` has task/cgroup, which alone does what
+/// `ConstrainDevices` says. No release has it by default.
+pub fn has_task_cgroup(slurm_conf: &Path) -> Result<bool, ConfError> {
+    let plugins = value(&conf::read(slurm_conf)?, "TaskPlugin").unwrap_or_default();
+    Ok(plugins.split(',').any(|plugin| plugin.trim().trim_start_matches("task/") == "cgroup"))
+}
+
+/// Whether the files say that a task can open its own devices only. A slurm.conf
+/// that is not there does not speak against it.
+pub fn constrained() -> bool {
+    let said = |name, ask: fn(&Path) -> Result<bool, ConfError>| {
+        candidates(name).iter().find_map(|path| ask(path).ok())
+    };
+    said("cgroup.conf", constrains_devices) == Some(true)
+        && said("slurm.conf", has_task_cgroup) != Some(false)
 }
 
 /// The value that holds for a key that may stand once in a file.
@@ -78,6 +95,14 @@ mod tests {
         assert!(says("ConstrainCores=no\nConstrainDevices=no\nConstrainDevices=yes\n"));
         assert!(!says("ConstrainDevices=no"));
         assert!(!says("# ConstrainDevices=yes"));
+        let plugins = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            has_task_cgroup(&path).unwrap()
+        };
+        assert!(plugins("TaskPlugin=task/affinity,task/cgroup"));
+        assert!(plugins("taskplugin=cgroup"));
+        assert!(!plugins("TaskPlugin=task/affinity"));
+        assert!(!plugins("ProctrackType=proctrack/cgroup"));
         let none = folder.path().join("none");
         assert!(constrains_devices(&none).unwrap_err().is_absent_at(&none));
     }

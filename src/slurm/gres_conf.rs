@@ -27,7 +27,7 @@ pub enum GresError {
     Line { path: PathBuf, line: usize, value: String, advice: &'static str },
     #[error("{}:{line}: '{value}': {source}; list this node's device files only", .path.display())]
     List { path: PathBuf, line: usize, value: String, source: HostlistError },
-    #[error("{} gives node {node} no GPUs, neither by File= nor by AutoDetect; name each card's file, or write AutoDetect=nvml", .conf.display())]
+    #[error("{} gives node {node} no GPUs, neither by File= nor by AutoDetect; name each card's file, with the Type= of slurm.conf's Gres= if that has one, or write AutoDetect=nvml", .conf.display())]
     NoGpus { conf: PathBuf, node: String },
     #[error("{}: AutoDetect finds {found} of the {wanted} GPUs that slurm.conf counts; look for a lost card", .conf.display())]
     CardsGone { conf: PathBuf, wanted: usize, found: usize },
@@ -205,6 +205,12 @@ pub(super) type NodeGres = Vec<(Option<String>, usize)>;
 /// Looks the node up in slurm.conf; `None` when it is not there with GPUs, as
 /// a dynamic node is not.
 pub(super) fn node_gres(lines: &[Line], node: &str) -> Option<NodeGres> {
+    named_gres(lines, node).filter(|gpus| !gpus.is_empty())
+}
+
+/// The same, with none for a node that slurm.conf names without GPUs; `None`
+/// when it does not name the node.
+pub(super) fn named_gres(lines: &[Line], node: &str) -> Option<NodeGres> {
     let mut default = None;
     for line in lines {
         let Ok(pairs) = conf::pairs(&line.text) else {
@@ -218,7 +224,7 @@ pub(super) fn node_gres(lines: &[Line], node: &str) -> Option<NodeGres> {
         if name.eq_ignore_ascii_case("DEFAULT") {
             default = gres.or(default);
         } else if hostlist::contains(name, node) == Ok(true) {
-            return gres.or(default).map(gpus).filter(|gpus| !gpus.is_empty());
+            return Some(gres.or(default).map(gpus).unwrap_or_default());
         }
     }
     None
@@ -392,6 +398,9 @@ mod tests {
         );
         assert_eq!(gres("NodeName=n1 Gres=gpu:a100"), Some(vec![(Some("a100".into()), 1)]));
         assert_eq!(gres("NodeName=n1 Gres=nic:1"), None);
+        assert_eq!(named_gres(&lines("NodeName=n1 Gres=nic:1"), "n1"), Some(vec![]));
+        assert_eq!(named_gres(&lines("NodeName=n1 CPUs=8"), "n1"), Some(vec![]));
+        assert_eq!(named_gres(&lines("NodeName=n2 Gres=gpu:1"), "n1"), None);
         assert_eq!(gres("NodeName=n2 Gres=gpu:1\nPartitionName=p Nodes=n1 oops"), None);
     }
 }

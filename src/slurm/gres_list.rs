@@ -54,7 +54,11 @@ impl GresList {
     ) -> Result<GresList, GresError> {
         let lines = conf::read(gres_conf)?;
         // Without slurm.conf (a dynamic node), all that gres.conf names counts.
-        let slurm = conf::read(&gres_conf::slurm_conf(gres_conf)).unwrap_or_default();
+        let slurm_conf = gres_conf::slurm_conf(gres_conf);
+        let slurm = match conf::read(&slurm_conf) {
+            Err(why) if why.is_absent_at(&slurm_conf) => Vec::new(),
+            read => read?,
+        };
         let slurm = gres_conf::node_gres(&slurm, node);
         let stat = |file: &str| device_number(&dev_root.join(file.trim_start_matches('/')));
         GresList::from_lines(&lines, slurm, gres_conf, node, &stat, inventory)

@@ -8,8 +8,25 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use thiserror::Error;
+
 /// Files read in all, so that a file that includes itself comes to an end.
 const MAX_FILES: usize = 64;
+
+#[derive(Debug, Error)]
+pub enum PlugstackError {
+    #[error("cannot read {}: {source}; correct its path or its mode", .path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("{} is included after {MAX_FILES} other files; take out the include that closes a circle", .0.display())]
+    Endless(PathBuf),
+}
+
+impl PlugstackError {
+    fn is_absence(&self) -> bool {
+        matches!(self, PlugstackError::Read { source, .. }
+            if source.kind() == io::ErrorKind::NotFound)
+    }
+}
 
 /// A line that loads a plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,19 +49,25 @@ impl Entry {
 }
 
 /// Reads a plugstack.conf and all that it includes.
-pub fn read(path: &Path) -> io::Result<Vec<Entry>> {
+pub fn read(path: &Path) -> Result<Vec<Entry>, PlugstackError> {
     let mut entries = Vec::new();
     let mut files = 0;
     read_into(path, &mut files, &mut entries)?;
     Ok(entries)
 }
 
-fn read_into(path: &Path, files: &mut usize, entries: &mut Vec<Entry>) -> io::Result<()> {
+fn read_into(
+    path: &Path,
+    files: &mut usize,
+    entries: &mut Vec<Entry>,
+) -> Result<(), PlugstackError> {
     *files += 1;
     if *files > MAX_FILES {
-        return Err(io::Error::other(format!("{} includes files without end", path.display())));
+        return Err(PlugstackError::Endless(path.into()));
     }
-    for (index, raw) in fs::read_to_string(path)?.lines().enumerate() {
+    let text = fs::read_to_string(path)
+        .map_err(|source| PlugstackError::Read { path: path.into(), source })?;
+    for (index, raw) in text.lines().enumerate() {
         let line = raw.split('#').next().unwrap_or_default();
         let mut words = line.split_whitespace();
         let (Some(first), Some(second)) = (words.next(), words.next()) else {
@@ -61,7 +84,11 @@ fn read_into(path: &Path, files: &mut usize, entries: &mut Vec<Entry>) -> io::Re
             "include" => {
                 let folder = path.parent().unwrap_or(Path::new(""));
                 for included in matching(&folder.join(second)) {
-                    read_into(&included, files, entries)?;
+                    match read_into(&included, files, entries) {
+                        // As glob(3) has it.
+                        Err(why) if why.is_absence() => {}
+                        done => done?,
+                    }
                 }
             }
             _ => {}
@@ -122,6 +149,17 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("plugstack.conf");
         fs::write(&path, "include plugstack.conf\n").unwrap();
-        assert!(read(&path).unwrap_err().to_string().ends_with("includes files without end"));
+        let error = read(&path).unwrap_err();
+        assert!(matches!(&error, PlugstackError::Endless(file) if *file == path), "{error}");
+    }
+
+    #[test]
+    fn an_included_file_that_cannot_be_read_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("plugstack.conf");
+        fs::write(&path, "include gone.conf\ninclude folder.conf\n").unwrap();
+        fs::create_dir(folder.path().join("folder.conf")).unwrap();
+        let error = read(&path).unwrap_err().to_string();
+        assert!(error.contains("/folder.conf: Is a directory"), "{error}");
     }
 }

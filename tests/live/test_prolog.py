@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -37,6 +38,11 @@ def tearDownModule():
 
 def prolog(*arguments, **env):
     return run("gpu-align", "prolog", *arguments, env={"SLURMD_NODENAME": "n1", **env})
+
+
+def askers():
+    """The ids of processes that ask NVML."""
+    return run("pgrep", "-f", "gpu-align inventory|ask stock").stdout
 
 
 def assert_once_within(test, seconds, attempt):
@@ -97,9 +103,37 @@ class Shipped(unittest.TestCase):
             # NVML's share of the deadline, after which all the rest was done.
             self.assertIn("NVML did not answer within 0.6 s", done.stderr)
             self.assertNotIn("prolog was not done", done.stderr)
-            self.assertEqual(run("pgrep", "-f", "gpu-align inventory").stdout, "")
+            self.assertEqual(askers(), "")
             return took
         assert_once_within(self, 1.2, attempt)
+
+
+class Inventory(unittest.TestCase):
+    """Whatever becomes of NVML, the driver's cards are listed with the reason."""
+
+    def check(self, words, **trouble):
+        with NodeFile(lambda node: node.update(nvml=trouble)):
+            done = run("gpu-align", "inventory", "--timeout=1")
+            self.assertEqual((done.returncode, done.stderr), (1, ""))
+            self.assertEqual(done.stdout.count("NVIDIA A100"), 8, done.stdout)
+            self.assertIn(words, done.stdout)
+            stock = json.loads(run("gpu-align", "inventory", "--json", "--timeout=1").stdout)
+        self.assertEqual((len(stock["cards"]), words in stock["nvml"]["why"]), (8, True), stock["nvml"])
+        self.assertEqual(askers(), "")
+
+    def test_hang(self):
+        self.check("NVML did not answer within 1.0 s", sleep_s=1000)
+
+    def test_crash(self):
+        self.check("NVML died by signal 6", fault="crash")
+
+    def test_who_ends_it_ends_its_question(self):
+        with NodeFile(lambda node: node.update(nvml={"sleep_s": 1000})):
+            hung = subprocess.Popen(["gpu-align", "inventory", "--timeout=600"], start_new_session=True)
+            wait_for(lambda: run("pgrep", "-f", "ask stock").stdout, "the question")
+            os.killpg(hung.pid, signal.SIGKILL)
+            hung.wait()
+        wait_for(lambda: not askers(), "the question's end")
 
 
 class Unit(unittest.TestCase):
@@ -226,8 +260,8 @@ class Faults(unittest.TestCase):
 
     def assert_nothing_is_left(self):
         self.assertFalse(drained())
-        self.assertEqual(run("pgrep", "-f", "gpu-align inventory").stdout, "")
-        self.assertFalse([p for p in Path("/proc").glob("[0-9]*/stat") if " Z " in read(p) and "gpu-align" in read(p)])
+        self.assertEqual(askers(), "")
+        self.assertFalse([p for p in Path("/proc").glob("[0-9]*/stat") if " Z " in read(p) and ("gpu-align" in read(p) or "(exe)" in read(p))])
 
     def assert_left(self, words, **trouble):
         visible, log = self.launch(**trouble)
@@ -265,7 +299,7 @@ class Faults(unittest.TestCase):
             away.rename(library)
 
     def test_crash(self):
-        self.assert_left("was ended by signal 6", fault="crash")
+        self.assert_left("NVML died by signal 6 when it was asked; reload the driver or reboot", fault="crash")
 
     def test_garbage(self):
         self.assert_left("ask the admin whether it is lost", fault="garbage")

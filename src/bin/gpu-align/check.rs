@@ -1,5 +1,6 @@
 //! `gpu-align check`: a node's Slurm configuration against the node itself.
 
+use std::collections::BTreeMap;
 use std::env;
 use std::fmt;
 use std::fs;
@@ -17,11 +18,14 @@ use gpu_align::slurm::conf::{self, ConfError};
 use gpu_align::slurm::files;
 use gpu_align::slurm::gres_conf::GresError;
 use gpu_align::slurm::plugstack::Site;
-use gpu_align::slurm::plugstack_conf;
+use gpu_align::slurm::plugstack_conf::{self, PlugstackError};
 use gpu_align::spank;
 use serde::Serialize;
 
-use crate::prolog::{host_name, take_stock};
+use crate::ask;
+use crate::given::{Given, given};
+use crate::inside::screen::count;
+use crate::prolog::host_name;
 use crate::release;
 
 const EXAMPLES: &str = "\
@@ -92,9 +96,13 @@ impl Findings {
         self.0.push(Finding { problem, what, r#where: at, advice: advice.to_owned() });
     }
 
-    /// The error names the file.
-    fn unreadable(&mut self, at: &str, error: &ConfError) {
-        self.blind(at, error.to_string(), "correct its path, or run this as root");
+    /// The error names the file, which is said once whatever it is needed for.
+    fn unreadable(&mut self, at: &str, error: &impl ToString) {
+        let error = error.to_string();
+        let what = error.rsplit_once("; ").map_or(error.as_str(), |(what, _)| what);
+        if self.0.iter().all(|finding| finding.what != what) {
+            self.blind(at, what, "correct its path, or run this as root");
+        }
     }
 
     /// A sentence that ends in its own advice.
@@ -111,7 +119,7 @@ impl Check {
         let node = node.unwrap_or_else(host_name);
         let constrained = check_cgroup(&mut findings);
         let deadline = Instant::now() + Duration::from_secs(self.timeout);
-        let inventory = match take_stock(Path::new("/"), deadline) {
+        let inventory = match ask::stock(Path::new("/"), deadline) {
             Ok(stock) => {
                 check_cards(&stock, &mut findings);
                 stock.inventory()
@@ -145,10 +153,30 @@ impl Check {
         findings: &mut Findings,
     ) {
         let root = Path::new("/");
-        let list = match files::gres_list(self.gres_conf.as_deref(), node, inventory) {
-            Ok(Some(list)) => list,
+        let counted = files::configured_gpus(node);
+        let listed = files::gres_list(self.gres_conf.as_deref(), node, inventory);
+        match (given(node, counted, &listed), counted) {
             // Neither Slurm nor the node knows of any card.
-            Err(GresError::NoGpus { .. }) if inventory.is_empty() => return,
+            (Given::Nothing, _) if inventory.is_empty() => return,
+            (Given::Nothing, Some(_)) => {
+                let what = format!(
+                    "node {node} has {} and Slurm gives out none of them",
+                    count(inventory.cards().len(), "card")
+                );
+                let advice = "add them to gres.conf and to slurm.conf's Gres=, or every job can \
+                              open them";
+                return findings.problem("gres.conf", what, advice);
+            }
+            (Given::Nothing, None) if listed.is_err() => {
+                let what = format!("neither it nor slurm.conf names node {node}");
+                let advice = "give the node's name in slurm.conf with --node";
+                return findings.blind("gres.conf", what, advice);
+            }
+            (Given::Torn(why), _) => return findings.sentence(true, "gres.conf", &why),
+            (Given::Nothing | Given::Cards, _) => {}
+        }
+        let list = match listed {
+            Ok(Some(list)) => list,
             // NVML's silence is said already.
             Err(GresError::CardsGone { .. }) if !capabilities::are_known(root, inventory) => return,
             Ok(None) => {
@@ -165,6 +193,22 @@ impl Check {
             let file = list.file(position).unwrap_or_default();
             let what = format!("position {position} has no card behind its File {file}");
             findings.problem(at, what, "correct it, or look for the lost card in the kernel log");
+        }
+        if let Some(wanted) = counted.filter(|&wanted| list.len() < wanted) {
+            let what = format!(
+                "it gives node {node} {} of the {wanted} GPUs that slurm.conf counts, so slurmctld \
+                 drains it",
+                list.len()
+            );
+            findings.problem(at, what, "correct one of the two, Type= and Gres= included");
+        }
+        let mut held = BTreeMap::new();
+        for position in list.positions() {
+            let Some(device) = list.device(position) else { continue };
+            if let Some(first) = held.insert(device, position) {
+                let what = format!("positions {first} and {position} are the same card");
+                findings.problem(at, what, "list each File once, or two jobs get that card");
+            }
         }
         for (rank, card) in inventory.cards().iter().enumerate() {
             if list.is_configured(rank) {
@@ -214,7 +258,7 @@ fn check_cgroup(findings: &mut Findings) -> Option<bool> {
         return None;
     };
     match files::constrains_devices(&path) {
-        Ok(true) => Some(true),
+        Ok(true) => check_task_plugin(findings),
         Ok(false) => {
             let what = "it lacks ConstrainDevices=yes, so every job can open every card";
             findings.problem(path.display(), what, "set it and restart slurmd");
@@ -224,6 +268,24 @@ fn check_cgroup(findings: &mut Findings) -> Option<bool> {
             findings.unreadable("cgroup.conf", &error);
             None
         }
+    }
+}
+
+/// Whether anybody does what cgroup.conf says.
+fn check_task_plugin(findings: &mut Findings) -> Option<bool> {
+    let path = find(files::candidates("slurm.conf"), "slurm.conf", findings).ok()?;
+    match path.as_deref().map(files::has_task_cgroup) {
+        Some(Ok(false)) => {
+            let at = path.unwrap_or_default();
+            let what = "TaskPlugin lacks task/cgroup, so ConstrainDevices=yes does nothing";
+            findings.problem(at.display(), what, "add it and restart slurmctld and slurmd");
+            Some(false)
+        }
+        Some(Err(error)) => {
+            findings.unreadable("slurm.conf", &error);
+            None
+        }
+        Some(Ok(true)) | None => Some(true),
     }
 }
 
@@ -268,8 +330,11 @@ fn check_plugstack(findings: &mut Findings) {
     };
     let entries = match plugstack_conf::read(&path) {
         Ok(entries) => entries,
-        Err(error) => {
-            return findings.blind(path.display(), error.to_string(), "run this as root");
+        Err(error @ PlugstackError::Read { .. }) => {
+            return findings.unreadable("plugstack.conf", &error);
+        }
+        Err(error @ PlugstackError::Endless(_)) => {
+            return findings.sentence(true, "plugstack.conf", &error.to_string());
         }
     };
     let Some(place) = entries.iter().position(|entry| entry.is_gpu_align()) else {
@@ -278,10 +343,7 @@ fn check_plugstack(findings: &mut Findings) {
     };
     let entry = &entries[place];
     let at = format!("{}:{}", entry.file.display(), entry.line);
-    if entry.plugin.is_absolute() && !entry.plugin.exists() {
-        let what = format!("{} is not there", entry.plugin.display());
-        findings.problem(&at, what, "install it, or every srun fails where the line is required");
-    }
+    check_plugin_file(&at, &entry.plugin, files::value(&lines, "PluginDir"), findings);
     let later = entries[place..].iter().any(|e| e.plugin.to_string_lossy().contains("pyxis"));
     if later {
         let what = "gpu-align is listed before pyxis";
@@ -297,6 +359,29 @@ fn check_plugstack(findings: &mut Findings) {
                 let what = format!("the helper {} cannot be run", helper.display());
                 findings.problem(&at, what, "install gpu-align there, or write helper=PATH");
             }
+        }
+    }
+}
+
+/// A plugin is named by its full path, or lies in one of PluginDir's folders.
+fn check_plugin_file(at: &str, plugin: &Path, folders: Option<String>, findings: &mut Findings) {
+    let name = plugin.display();
+    let advice = "install it, or every srun fails where the line is required";
+    match folders {
+        _ if plugin.is_absolute() => {
+            if !plugin.exists() {
+                findings.problem(at, format!("{name} is not there"), advice);
+            }
+        }
+        Some(folders) => {
+            if !folders.split(':').any(|folder| Path::new(folder).join(plugin).exists()) {
+                findings.problem(at, format!("{name} is not in PluginDir {folders}"), advice);
+            }
+        }
+        None => {
+            let what =
+                format!("{name} lies where Slurm was built to look, and slurm.conf does not say");
+            findings.blind(at, what, "write its full path, as make install does");
         }
     }
 }

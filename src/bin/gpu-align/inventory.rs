@@ -3,11 +3,13 @@
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
 use gpu_align::node::stock::{FaultKind, Stock, StockCard, StockSlice};
 
+use crate::ask;
 use crate::inside::screen::{Screen, count, number, size, word};
 
 const EXAMPLES: &str = "\
@@ -32,18 +34,24 @@ in this boot.";
 /// List every card and MIG slice of this node by all its names
 ///
 /// Asks the driver (/proc/driver/nvidia) and NVML, and says where the two differ.
-/// A card that NVML cannot speak of is listed with the reason.
+/// A card that NVML cannot speak of is listed with the reason, and so are all of them
+/// where NVML hangs or crashes.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Inventory {
     /// Print JSON for programs
     #[arg(long)]
     json: bool,
+    /// How long NVML may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 10,
+          value_parser = clap::value_parser!(u64).range(1..=600))]
+    timeout: u64,
 }
 
 impl Inventory {
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        let stock = Stock::take(Path::new("/"))?;
+        let deadline = Instant::now() + Duration::from_secs(self.timeout);
+        let stock = ask::stock(Path::new("/"), deadline)?;
         let text = match self.json {
             true => json(&stock)?,
             false => table(&stock, Screen::stdout()),

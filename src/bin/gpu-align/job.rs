@@ -5,7 +5,7 @@
 //! in `CUDA_VISIBLE_DEVICES` (25.11 and later, under AutoDetect) go before them.
 //! Invariant: a card that is not known for sure is in `unknown`, not in `cards`.
 
-use gpu_align::device::{Device, Minor, PciAddress, Slice, Uuid};
+use gpu_align::device::{Device, Minor, PciAddress, Slice, Uuid, clip};
 use gpu_align::slurm::step::numbers;
 use serde::Serialize;
 
@@ -51,8 +51,17 @@ impl JobRecord {
         numbering: &Numbering,
         problems: &mut Vec<Problem>,
     ) -> JobRecord {
-        let positions = env("SLURM_JOB_GPUS").as_deref().and_then(numbers);
+        let list = env("SLURM_JOB_GPUS").filter(|list| !list.is_empty());
+        let positions = list.as_deref().and_then(numbers);
         let names = env("CUDA_VISIBLE_DEVICES").as_deref().and_then(uuids);
+        if let (Some(list), None, None) = (&list, &positions, &names) {
+            let list = clip(list);
+            let line = format!(
+                "job {job}: SLURM_JOB_GPUS is '{list}', no list of numbers, so the job's record has \
+                 no cards; look for what sets it before the Prolog"
+            );
+            problems.push(Problem::new(Drain::Other, line));
+        }
         let by_position: Vec<(u32, Meaning)> =
             positions.iter().flatten().map(|&p| (p, numbering.meaning(p))).collect();
         let inventory = numbering.inventory();
@@ -281,6 +290,18 @@ pub mod tests {
         let (record, problems) = without_list(&env);
         assert_eq!(ranks(&record), [(None, 6)]);
         assert!(problems.is_empty(), "{problems:?}");
+    }
+
+    #[test]
+    fn a_list_that_is_none_is_said() {
+        let (record, problems) = resolved(&[("SLURM_JOB_GPUS", "0-3")], true);
+        assert!(record.cards.is_empty() && record.source.is_none());
+        assert_eq!(problems.len(), 1);
+        assert!(problems[0].starts_with("job 7: SLURM_JOB_GPUS is '0-3', no list of numbers"));
+        let uuid = "GPU-00000000-0008-4000-8000-000000000006";
+        let named = [("SLURM_JOB_GPUS", "0-3"), ("CUDA_VISIBLE_DEVICES", uuid)];
+        assert_eq!(ranks(&resolved(&named, true).0), [(None, 6)]);
+        assert!(resolved(&[("SLURM_JOB_GPUS", "")], true).1.is_empty());
     }
 
     #[test]

@@ -18,6 +18,7 @@ mod drain;
 mod epilog;
 mod exec;
 mod generate;
+mod given;
 mod help;
 mod inside;
 mod inventory;

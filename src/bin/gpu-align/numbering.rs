@@ -46,7 +46,7 @@ pub struct Numbering {
     /// Whether cgroup.conf constrains devices: then a position is what gres.conf
     /// says, else what the neighbours take it for (design rule 2).
     constrained: bool,
-    /// How many GPUs slurm.conf counts here.
+    /// How many GPUs slurm.conf counts here; `None` where it does not name the node.
     configured: Option<usize>,
 }
 
@@ -76,11 +76,17 @@ impl Numbering {
         &self.list
     }
 
-    /// Whether cards belong here, whatever is there: Slurm gives some out, or
-    /// there were some.
+    pub fn configured(&self) -> Option<usize> {
+        self.configured
+    }
+
+    /// Whether cards belong here, whatever is there: slurm.conf counts some or,
+    /// where it does not name the node, gres.conf names some or there were some.
     pub fn expects_cards(&self) -> bool {
-        let listed = matches!(&self.list, Ok(Some(_)) | Err(GresError::CardsGone { .. }));
-        listed || self.before.is_some()
+        match self.configured {
+            Some(count) => count > 0,
+            None => matches!(&self.list, Ok(Some(_))) || self.before.is_some(),
+        }
     }
 
     pub fn constrained(&self) -> bool {

@@ -14,14 +14,14 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use gpu_align::device::{Card, Inventory};
 use gpu_align::node::capabilities;
-use gpu_align::node::child::{self, ChildError};
-use gpu_align::node::driver::{self, DriverError};
 use gpu_align::node::record::{self, Now};
-use gpu_align::node::stock::{Fault, FaultKind, Stock};
+use gpu_align::node::stock::Stock;
 use gpu_align::slurm::files;
 use gpu_align::slurm::gres_conf::GresError;
 
+use crate::ask;
 use crate::drain::{Drain, Problem, USUAL};
+use crate::given::{Given, given};
 use crate::inventory::json;
 use crate::job::JobRecord;
 use crate::numbering::{Cards, Numbering};
@@ -108,24 +108,29 @@ impl Prolog {
 
     fn look(&self, deadline: Instant, problems: &mut Vec<Problem>) {
         let root = Path::new("/");
-        let node = env::var("SLURMD_NODENAME").unwrap_or_else(|_| host_name());
+        let slurms_name = env::var("SLURMD_NODENAME").ok();
+        let node = slurms_name.clone().unwrap_or_else(host_name);
+        let configured = files::configured_gpus(&node);
+        // At boot Slurm does not say which node this is, and a host may have another name.
+        let is_named = slurms_name.is_some() || configured.is_some();
         let seen = record::seen_this_boot(&self.record, root);
-        let list = |known: &Inventory| files::gres_list(self.gres_conf.as_deref(), &node, known);
-        let cgroup_conf = files::candidates("cgroup.conf");
-        let constrained =
-            cgroup_conf.iter().find_map(|path| files::constrains_devices(path).ok()) == Some(true);
+        let list = |known: &Inventory| match is_named {
+            true => files::gres_list(self.gres_conf.as_deref(), &node, known),
+            false => Ok(None),
+        };
+        let constrained = files::constrained();
         let numbering = |inventory: Inventory, gone: Vec<Card>| {
             let slices_known = capabilities::are_known(root, &inventory);
             let cards = Cards { inventory, gone, slices_known };
-            Numbering::new(cards, constrained, files::configured_gpus(&node), list)
+            Numbering::new(cards, constrained, configured, list)
         };
-        let numbering = match take_stock(root, deadline) {
+        let numbering = match ask::stock(root, deadline) {
             Ok(mut stock) => {
                 stock.remember(seen);
                 node_problems(&stock, problems);
                 let known = self.refresh(root, &stock, problems);
                 let numbering = numbering(known, stock.gone);
-                list_problems(&numbering, problems);
+                list_problems(&node, &numbering, problems);
                 numbering
             }
             Err(error) => {
@@ -188,44 +193,6 @@ pub fn job_path(jobs: &Path, job: &str) -> Option<PathBuf> {
     number.then(|| jobs.join(format!("{job}.json")))
 }
 
-/// Takes stock in a child, since NVML may hang or crash whoever asks it.
-pub fn take_stock(root: &Path, deadline: Instant) -> Result<Stock, DriverError> {
-    let allowed = deadline.saturating_duration_since(Instant::now());
-    let fault = |kind, why: String| Stock::without_nvml(root, Fault { kind, why });
-    // A driver that is not there needs no child to tell.
-    driver::version(root)?;
-    let program = match env::current_exe() {
-        Ok(program) => program,
-        Err(error) => {
-            return fault(FaultKind::Unknown, format!("gpu-align does not find itself ({error})"));
-        }
-    };
-    let output = child::run(&program, &["inventory", "--json"], allowed, record::MAX_BYTES);
-    match output {
-        Ok(output) => match serde_json::from_slice(&output.stdout) {
-            Ok(stock) => Ok(stock),
-            Err(error) => fault(
-                FaultKind::Nonsense,
-                format!("gpu-align inventory does not answer in JSON ({error}); run it by hand"),
-            ),
-        },
-        Err(ChildError::Deadline { allowed, .. }) => fault(
-            FaultKind::NoAnswer,
-            format!(
-                "NVML did not answer within {:.1} s; look at the kernel log, the driver may be stuck",
-                allowed.as_secs_f32()
-            ),
-        ),
-        Err(ChildError::Signal { signal, .. }) => fault(
-            FaultKind::Crashed,
-            format!("NVML died by signal {signal} when it was asked; reload the driver or reboot"),
-        ),
-        Err(error) => {
-            fault(FaultKind::Unknown, format!("{error}; run gpu-align inventory by hand"))
-        }
-    }
-}
-
 fn node_problems(stock: &Stock, problems: &mut Vec<Problem>) {
     let faults = stock.nvml.iter().chain(stock.cards.iter().filter_map(|c| c.fault.as_ref()));
     problems.extend(faults.map(|fault| Problem::new(Drain::of(fault), fault.why.clone())));
@@ -244,14 +211,17 @@ fn node_problems(stock: &Stock, problems: &mut Vec<Problem>) {
     }
 }
 
-fn list_problems(numbering: &Numbering, problems: &mut Vec<Problem>) {
+fn list_problems(node: &str, numbering: &Numbering, problems: &mut Vec<Problem>) {
+    match given(node, numbering.configured(), numbering.list()) {
+        Given::Cards => {}
+        Given::Nothing => return,
+        Given::Torn(why) => return problems.push(Problem::new(Drain::Other, why)),
+    }
     let list = match numbering.list() {
         Ok(Some(list)) => list,
         Ok(None) => return,
         // NVML's silence is said already.
         Err(GresError::CardsGone { .. }) if !numbering.slices_known() => return,
-        // A driver may be loaded on a node without cards.
-        Err(GresError::NoGpus { .. }) if numbering.inventory().is_empty() => return,
         Err(error) => {
             let kind = match error {
                 GresError::CardsGone { .. } => Drain::Missing,

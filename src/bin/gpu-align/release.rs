@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use gpu_align::node::child::{self, ChildError};
+use gpu_align::node::child::{self, ChildError, Group};
 
 const PATIENCE: Duration = Duration::from_secs(5);
 const MAX_BYTES: usize = 4096;
@@ -25,7 +25,7 @@ pub fn ask(program: &Path) -> Result<Option<(u32, u32)>, ChildError> {
     let conf = env::var_os("SLURM_CONF");
     let environment: Vec<(&str, &OsStr)> =
         conf.iter().map(|conf| ("SLURM_CONF", conf.as_os_str())).collect();
-    let output = child::run_with(program, &["-V"], &environment, PATIENCE, MAX_BYTES)?;
+    let output = child::run_with(program, &["-V"], &environment, Group::Own, PATIENCE, MAX_BYTES)?;
     Ok(version(&String::from_utf8_lossy(&output.stdout)))
 }
 

@@ -416,6 +416,19 @@ mod tests {
     }
 
     #[test]
+    fn numbers_that_cannot_be_looked_up_are_said_where_slurm_gave_some() {
+        let said = |env: &[(&str, &str)]| {
+            let mut scene = scene(&node("inv8p"), &[3], &with(env));
+            scene.positions =
+                Err("what Slurm's numbers mean: gres.conf:1: 'oops'; correct it".into());
+            View::of(&scene, false).text(SCREEN)
+        };
+        let line = "not looked at: what Slurm's numbers mean: gres.conf:1: 'oops'; correct it\n";
+        assert!(said(&[("SLURM_STEP_GPUS", "3")]).ends_with(line));
+        assert!(!said(&[]).contains("not looked at"));
+    }
+
+    #[test]
     fn on_a_bare_machine_with_unlike_cards() {
         let scene = scene(&node("unlike2"), &[0, 1], &[("SLURMD_NODENAME", "n1")]);
         golden("show-bare", &View::of(&scene, false).text(SCREEN));

@@ -264,3 +264,15 @@ fn a_writer_that_was_killed_is_cleaned_up_after() {
     assert!(node.read().is_ok());
     assert!(!node.root.path().join("run/.node.json.new").exists());
 }
+
+#[test]
+fn a_write_that_fails_leaves_nothing_beside_the_record() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("7.json");
+    fs::create_dir(&path).unwrap();
+    assert!(write(&path, b"{}").is_err());
+    let names = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut names: Vec<_> = names.collect();
+    names.sort();
+    assert_eq!(names, [".lock", "7.json"]);
+}

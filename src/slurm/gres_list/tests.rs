@@ -187,6 +187,18 @@ fn files_are_read_from_folders() {
 }
 
 #[test]
+fn a_slurm_conf_that_cannot_be_read_is_not_one_that_is_not_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let gres = folder.path().join("gres.conf");
+    std::fs::write(&gres, "Name=gpu File=/dev/nvidia[0-1]\n").unwrap();
+    let read = || GresList::read(&gres, "n1", folder.path(), &node(&[0, 1]));
+    assert!(read().is_ok());
+    std::fs::create_dir(folder.path().join("slurm.conf")).unwrap();
+    let error = read().unwrap_err().to_string();
+    assert!(error.contains("/slurm.conf: "), "{error}");
+}
+
+#[test]
 fn fc41_behind_a_lost_card_autodetects_list_of_today_is_not_slurms() {
     let gres = |count| {
         let slurm = format!("NodeName=n1 Gres=gpu:{count}");

@@ -6,7 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use gpu_align::node::{child, text};
+use gpu_align::node::child::{self, Group};
+use gpu_align::node::text;
 use serde::Serialize;
 
 use crate::inside::env::Env;
@@ -90,8 +91,9 @@ pub fn look(env: &Env) -> Result<Python, String> {
     let environment: Vec<(&str, &OsStr)> =
         pass.iter().filter_map(|name| Some((*name, OsStr::new(env.get(name)?)))).collect();
     let question = ["-c", "import sys; print('\\n'.join(sys.path))"];
-    let output = child::run_with(&interpreter, &question, &environment, PATIENCE, 64 << 10)
-        .map_err(|why| format!("Python: {why}"))?;
+    let output =
+        child::run_with(&interpreter, &question, &environment, Group::Own, PATIENCE, 64 << 10)
+            .map_err(|why| format!("Python: {why}"))?;
     if output.code != 0 {
         return Err(format!("Python: {} does not start", interpreter.display()));
     }

@@ -36,7 +36,7 @@ pub fn blind_scene(env: Env, why: &str) -> Scene {
         unfiltered: Err(why.to_owned()),
         near: Vec::new(),
         cpus: String::new(),
-        positions: None,
+        positions: Ok(None),
     }
 }
 
@@ -85,7 +85,7 @@ fn without_cuda(env: Env) -> Scene {
     Scene {
         reach: known.map(|known| reach(known, may_open)).unwrap_or_default(),
         near: known.map(|known| near(root, known, &cpus)).unwrap_or_default(),
-        positions: known.and_then(|known| positions(&env, known)),
+        positions: known.map_or(Ok(None), |known| positions(&env, known)),
         cpus: cpu_list(&cpus),
         gap: gathered.gap,
         inventory,
@@ -108,11 +108,40 @@ pub fn slurm_folders(env: &Env) -> Vec<PathBuf> {
     own.into_iter().chain(usual).map(Path::to_path_buf).collect()
 }
 
-/// The gres list; `None` outside of Slurm and where gres.conf cannot be read.
-fn positions(env: &Env, inventory: &Inventory) -> Option<Vec<Option<Device>>> {
-    let node = env.get("SLURMD_NODENAME")?;
-    let read = |folder: PathBuf| {
-        GresList::read(&folder.join("gres.conf"), node, Path::new("/"), inventory).ok()
-    };
-    Some(slurm_folders(env).into_iter().find_map(read)?.devices())
+/// The gres list; `Ok(None)` outside of Slurm and where there is no gres.conf.
+/// One that cannot be understood hides the others: they are not slurmd's.
+fn positions(env: &Env, inventory: &Inventory) -> Result<Option<Vec<Option<Device>>>, String> {
+    let Some(node) = env.get("SLURMD_NODENAME") else { return Ok(None) };
+    let mut paths = slurm_folders(env).into_iter().map(|folder| folder.join("gres.conf"));
+    let Some(path) = paths.find(|path| path.exists()) else { return Ok(None) };
+    match GresList::read(&path, node, Path::new("/"), inventory) {
+        Ok(list) => Ok(Some(list.devices())),
+        Err(why) => Err(format!("what Slurm's numbers mean: {why}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inside::simulated::{inventory, node};
+
+    #[test]
+    fn a_gres_conf_that_cannot_be_understood_is_said_and_one_that_is_not_there_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let conf = folder.path().join("slurm.conf");
+        let variables = [("SLURM_CONF", conf.to_str().unwrap()), ("SLURMD_NODENAME", "n1")];
+        let env = |count: usize| {
+            let owned = |(name, value): &(&str, &str)| (name.to_string(), value.to_string());
+            Env(variables[..count].iter().map(owned).collect())
+        };
+        let cards = inventory(&node("tidy4"));
+        let gres = folder.path().join("gres.conf");
+        std::fs::write(&gres, "Name=gpu oops").unwrap();
+        assert_eq!(positions(&env(1), &cards), Ok(None));
+        let why = positions(&env(2), &cards).unwrap_err();
+        assert!(why.starts_with("what Slurm's numbers mean: /"), "{why}");
+        assert!(why.contains("gres.conf:1: 'oops'"), "{why}");
+        std::fs::write(&gres, "Name=gpu File=/dev/nvidia[0-3]").unwrap();
+        assert_eq!(positions(&env(2), &cards).map(|list| list.map(|list| list.len())), Ok(Some(4)));
+    }
 }

@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gpu_align::device::clip;
-use gpu_align::node::{child, text};
+use gpu_align::node::child::{self, Group};
+use gpu_align::node::text;
 use gpu_align::slurm::conf;
 use serde::Serialize;
 
@@ -187,8 +188,9 @@ pub fn batch_script(env: &Env, names: &[&str]) -> Result<Vec<Hit>, String> {
         folders.find(|file| file.is_file())
     });
     let scontrol = scontrol.ok_or("the batch script: there is no scontrol on PATH")?;
-    let output = child::run_with(&scontrol, &arguments, &environment, PATIENCE, MAX_SCRIPT)
-        .map_err(|why| format!("the batch script: {why}"))?;
+    let output =
+        child::run_with(&scontrol, &arguments, &environment, Group::Own, PATIENCE, MAX_SCRIPT)
+            .map_err(|why| format!("the batch script: {why}"))?;
     match output.code {
         0 => Ok(in_text("the batch script", &String::from_utf8_lossy(&output.stdout), names)),
         // An interactive job has none.

@@ -37,8 +37,8 @@ pub struct Scene {
     pub near: Vec<bool>,
     /// The CPUs that this process may use, as the kernel lists them.
     pub cpus: String,
-    /// The gres list, if gres.conf can be read here.
-    pub positions: Option<Vec<Option<Device>>>,
+    /// The gres list, if there is a gres.conf here; or why it cannot be told, as a sentence.
+    pub positions: Result<Option<Vec<Option<Device>>>, String>,
 }
 
 impl Scene {
@@ -106,7 +106,7 @@ impl Scene {
 
     /// The devices that Slurm's numbers name, if its gres list can be read here.
     pub fn slurm_says(&self) -> Option<Vec<Device>> {
-        let (said, list) = (self.said().positions?, self.positions.as_ref()?);
+        let (said, list) = (self.said().positions?, self.positions.as_ref().ok()?.as_ref()?);
         let at = |&position: &u32| list.get(position as usize).copied().flatten();
         Some(said.iter().filter_map(at).collect())
     }
@@ -119,7 +119,7 @@ impl Scene {
             policy,
             inventory: self.inventory.clone(),
             gap: self.gap.clone(),
-            positions: self.positions.clone(),
+            positions: self.positions.clone().ok().flatten(),
             cards_gone: false,
             said: self.said(),
             reading: NumberReading::Rank,
@@ -263,7 +263,12 @@ impl Scene {
             Ok(_) => None,
         };
         let cards = self.inventory.as_ref().err().cloned();
-        cards.into_iter().chain(self.gap.clone()).chain(cuda).collect()
+        cards.into_iter().chain(self.gap.clone()).chain(cuda).chain(self.unread_numbers()).collect()
+    }
+
+    /// Why the numbers that Slurm gave this step cannot be looked up.
+    pub fn unread_numbers(&self) -> Option<String> {
+        self.said().positions.and(self.positions.as_ref().err().cloned())
     }
 }
 

@@ -51,7 +51,7 @@ pub fn scene(node: &Node, minors: &[u32], env: &[(&str, &str)]) -> Scene {
         reach: reach(&inventory, opens),
         near: inventory.cards().iter().map(|card| card.numa == Some(0)).collect(),
         cpus: "0-3".into(),
-        positions: None,
+        positions: Ok(None),
         gap: None,
         cuda: Ok(answer(node, minors, &env)),
         unfiltered: Ok(answer(node, minors, &env.without(&[VISIBLE]))),

@@ -82,6 +82,7 @@ pub fn checks(evidence: &Evidence) -> Vec<Check> {
     checks.push(evidence.list(&reading));
     checks.extend(evidence.parent());
     checks.push(evidence.kernel());
+    checks.extend(evidence.numbers());
     checks.push(evidence.cuda());
     checks.extend(evidence.mps());
     checks.push(evidence.nvml());
@@ -114,6 +115,11 @@ impl Evidence<'_> {
         checks.extend(self.used());
         checks.extend(self.expect());
         checks
+    }
+
+    /// Slurm's numbers, where they cannot be looked up.
+    fn numbers(&self) -> Option<Check> {
+        Some(check("slurm", State::Unseen, self.scene.unread_numbers()?))
     }
 
     /// Whether gpu-align was here at all.

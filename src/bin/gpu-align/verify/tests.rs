@@ -123,6 +123,15 @@ fn task(changed: &[(&str, &str)]) -> Scene {
     inv4(&[2, 3], &env)
 }
 
+#[test]
+fn numbers_that_cannot_be_looked_up_are_said_and_decide_nothing() {
+    let mut case = Case::on(task(&[]));
+    let before = exit_code(&case.checks());
+    case.scene.positions = Err("what Slurm's numbers mean: gres.conf:1: 'oops'; correct it".into());
+    assert!(case.says("slurm").starts_with("unseen: what Slurm's numbers mean: gres.conf:1"));
+    assert_eq!(exit_code(&case.checks()), before);
+}
+
 fn ancestor(command: &str, pid: u32, visible: &str) -> Ancestor {
     let pairs = [("GPU_ALIGN_VERSION", "0.1.0"), ("CUDA_VISIBLE_DEVICES", visible)];
     let env = Env(pairs.iter().map(|(n, v)| (n.to_string(), v.to_string())).collect());
