@@ -2,6 +2,8 @@
 //! and what the kernel and NVML say; then, if asked, the program itself.
 
 pub mod checks;
+mod devices;
+mod environment;
 mod expect;
 pub mod sharing;
 
@@ -93,7 +95,7 @@ impl Verify {
         let names = [VISIBLE, ORDER];
         let mut hits = hands::assignments(&hands::shell_files(root, &scene.env), &names);
         hits.extend(hands::task_prolog(&scene.env, &names));
-        if apart.is_none() && checks::was_changed(&scene) {
+        if apart.is_none() && environment::was_changed(&scene) == Some(true) {
             hits.extend(hands::batch_script(&scene.env, &names).unwrap_or_default());
         }
         let checks = checks::checks(&Evidence {
