@@ -149,13 +149,14 @@ impl Doctor {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let mut patient = Patient::look();
         let redaction = self.redact.then(|| Redaction::of(&mut patient));
-        let page = Page::of(&patient);
-        let text = match (self.json, redaction) {
-            (true, redaction) => page.json(redaction.as_ref())?,
-            (false, None) => page.text(Screen::stdout()),
-            (false, Some(redaction)) => redaction.apply(&page.text(Screen::stdout())),
-        };
-        crate::print(&text);
+        let mut page = Page::of(&patient);
+        if let Some(redaction) = redaction {
+            page.redact(&redaction);
+        }
+        crate::print(&match self.json {
+            true => serde_json::to_string_pretty(&page)? + "\n",
+            false => page.text(Screen::stdout()),
+        });
         Ok(ExitCode::from(page.exit))
     }
 }
@@ -218,16 +219,34 @@ impl Page {
         }
     }
 
-    pub fn json(&self, redaction: Option<&Redaction>) -> serde_json::Result<String> {
-        let text = match redaction {
-            None => serde_json::to_string_pretty(self)?,
-            Some(redaction) => {
-                let mut page = serde_json::to_value(self)?;
-                redaction.apply_to_values(&mut page);
-                serde_json::to_string_pretty(&page)?
-            }
-        };
-        Ok(text + "\n")
+    /// Redacts every text of the page, before any is wrapped.
+    fn redact(&mut self, redaction: &Redaction) {
+        let Page {
+            schema: _,
+            exit: _,
+            driver,
+            cuda,
+            environment,
+            cards,
+            processes,
+            python,
+            findings,
+            unseen,
+        } = self;
+        let mut texts: Vec<&mut String> = driver.iter_mut().chain(cuda).chain(unseen).collect();
+        for Variable { name: _, value, set_in } in environment {
+            texts.push(value);
+            texts.extend(set_in);
+        }
+        texts.extend(cards.texts_mut());
+        texts.extend(processes.iter_mut().flat_map(Running::texts_mut));
+        texts.extend(python.iter_mut().flat_map(python::Python::texts_mut));
+        for Finding { level: _, topic: _, what, why: _, todo } in findings {
+            texts.extend([what, todo]);
+        }
+        for text in texts {
+            *text = redaction.apply(text);
+        }
     }
 
     pub fn text(&self, screen: Screen) -> String {

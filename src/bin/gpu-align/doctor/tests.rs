@@ -295,7 +295,8 @@ fn a_redacted_page_names_nobody_in_any_finding() {
     patient.plugin.line = Some("/etc/slurm/n1/plugstack.conf:1".into());
     patient.plugin.missing = Some("/home/carl/spank_gpu_align.so".into());
     let stub = "/home/bob/cuda/stubs/libcuda.so";
-    let found = [(stub, true), ("/home/zoe/lib/libcuda.so.1", false)];
+    let dave = "/scratch/dave/lib/libcuda.so.1";
+    let found = [(stub, true), ("/home/zoe/lib/libcuda.so.1", false), (dave, false)];
     patient.libraries =
         found.map(|(path, stub)| libraries::Found { path: path.into(), stub }).into();
     let usage = patient.usage.as_mut().unwrap();
@@ -315,7 +316,8 @@ fn a_redacted_page_names_nobody_in_any_finding() {
     });
     patient.unseen = vec!["the batch script: scontrol of bob@n1 does not answer".into()];
     let redaction = Redaction::of(&mut patient);
-    let page = Page::of(&patient);
+    let mut page = Page::of(&patient);
+    page.redact(&redaction);
     let topics: Vec<&str> = page.findings.iter().map(|finding| finding.topic).collect();
     for topic in [
         "variable",
@@ -332,15 +334,32 @@ fn a_redacted_page_names_nobody_in_any_finding() {
     ] {
         assert!(topics.contains(&topic), "no finding on {topic}: {topics:?}");
     }
-    let narrow = redaction.apply(&page.text(crate::inside::screen::Screen { width: 60, ..SCREEN }));
-    let json = page.json(Some(&redaction)).unwrap();
-    for text in [redaction.apply(&page.text(SCREEN)), narrow, json] {
+    // At every width: a name at the end of a line is broken by none.
+    let wrapped =
+        (40..=100).map(|width| page.text(crate::inside::screen::Screen { width, ..SCREEN }));
+    for text in wrapped.chain([serde_json::to_string_pretty(&page).unwrap()]) {
+        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
         let names =
-            regex_lite::Regex::new("(?i)zoe|bob|carl|70123|\\bn1\\b|[0-9a-f]{8}-?").unwrap();
+            regex_lite::Regex::new("(?i)zoe|bob|carl|dave|70123|\\bn1\\b|[0-9a-f]{8}-?").unwrap();
         let leak =
             names.find(&text).map(|found| &text[found.start().saturating_sub(40)..found.end()]);
         assert_eq!(leak, None);
         assert!(text.contains("(pid 4711, user OTHER)") && text.contains("~/lib/"), "{text}");
         assert!(text.contains("GPU-8521…cd46,"), "{text}");
+    }
+}
+
+#[test]
+fn a_home_that_a_line_would_break_is_redacted_all_the_same() {
+    let env = [("HOME", "/srv/zoe quill"), ("CUDA_MPS_PIPE_DIRECTORY", "/srv/zoe quill/mps")];
+    let mut patient = patient(scene(&node("tidy4"), &[0], &env));
+    let path = "/srv/zoe quill/lib/libcuda.so.1".to_owned();
+    patient.libraries = vec![libraries::Found { path, stub: false }];
+    let redaction = Redaction::of(&mut patient);
+    let mut page = Page::of(&patient);
+    page.redact(&redaction);
+    for width in 40..=100 {
+        let text = page.text(crate::inside::screen::Screen { width, ..SCREEN });
+        assert!(!text.contains("quill") && text.contains("~/lib/libcuda.so.1"), "{text}");
     }
 }
