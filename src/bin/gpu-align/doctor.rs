@@ -22,6 +22,7 @@ use crate::ask;
 use crate::inside::env::Env;
 use crate::inside::gather;
 use crate::inside::hands::{self, Hit};
+use crate::inside::mps::Seen;
 use crate::inside::scene::{ORDER, Scene, VISIBLE};
 use crate::inside::screen::Screen;
 use crate::inside::usage::Usage;
@@ -56,7 +57,7 @@ pub struct Doctor {
     /// Print JSON for programs
     #[arg(long)]
     json: bool,
-    /// Shorten UUIDs and leave out users, host and homes, for a public issue
+    /// Shorten UUIDs and paths, leave out users, host and homes, for a public issue
     #[arg(long)]
     redact: bool,
 }
@@ -104,7 +105,7 @@ pub struct Patient {
     pub snippets: Vec<snippets::Snippet>,
     pub running: Vec<Running>,
     /// The MPS daemon that programs here would talk to.
-    pub mps: mps::Seen,
+    pub mps: Seen,
     pub in_container: bool,
     /// What else could not be looked at.
     pub unseen: Vec<String>,
@@ -133,7 +134,7 @@ impl Patient {
             python: python::look(&scene.env),
             snippets: snippets::look(Path::new(".")),
             running: running.unwrap_or_default(),
-            mps: mps::look(root, &scene.env),
+            mps: crate::inside::mps::look(root, &scene.env),
             in_container: ["/.dockerenv", "/run/.containerenv", "/.singularity.d"]
                 .iter()
                 .any(|mark| Path::new(mark).exists()),

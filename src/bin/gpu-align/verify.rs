@@ -17,6 +17,7 @@ use crate::inside::apart::apart;
 use crate::inside::env::{self, Env};
 use crate::inside::gather;
 use crate::inside::hands;
+use crate::inside::mps;
 use crate::inside::scene::{ORDER, VISIBLE};
 use crate::inside::screen::Screen;
 use crate::{ask, become_command};
@@ -103,6 +104,7 @@ impl Verify {
             usage: &usage,
             above: &hands::ancestors(root, pid),
             hits: &hits,
+            mps: &mps::look(root, &scene.env),
             task_of: &|pid| TaskOf::read(root, pid),
             other: self.pid.map(|pid| Other {
                 pid,

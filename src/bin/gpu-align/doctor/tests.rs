@@ -13,7 +13,7 @@ pub fn patient(scene: Scene) -> Patient {
         python: Ok(python::Python { interpreter: "/usr/bin/python3".into(), packages: vec![] }),
         snippets: Vec::new(),
         running: Vec::new(),
-        mps: mps::Seen::Nothing,
+        mps: Seen::Nothing,
         in_container: false,
         unseen: Vec::new(),
         scene,
@@ -221,6 +221,53 @@ fn fc_45_persistence_is_what_nvml_says() {
     };
     assert_eq!(say(Some(false)).unwrap(), "card 0000:51:00.0 is not in persistence mode");
     assert_eq!((say(Some(true)), say(None)), (None, None));
+}
+
+#[test]
+fn a_card_in_mig_mode_without_slices_is_wrong() {
+    let say = |name: &str, slices: Vec<_>| {
+        let mut patient = patient(scene(&node(name), &[0], &[]));
+        let card = patient.scene.cards().cards()[0].clone();
+        let card = CardUse {
+            pci: card.pci,
+            uuid: card.uuid,
+            total: None,
+            free: None,
+            load: None,
+            compute_mode: None,
+            persistence: None,
+            mig: Some(true),
+            slices,
+            processes: None,
+        };
+        patient.usage = Ok(Usage { cards: vec![card], ..Usage::default() });
+        let found = findings::findings(&patient).into_iter().find(|f| f.what.contains("MIG mode"));
+        found.map(|finding| (finding.level, finding.what))
+    };
+    let what = "card 0000:11:00.0 is in MIG mode and has no slice".to_owned();
+    assert_eq!(say("tidy4", vec![]), Some((Level::Wrong, what)));
+    // fc06 has slices that this process may not open, and NVML does not list them.
+    assert_eq!(say("fc06", vec![]), None);
+}
+
+#[test]
+fn a_step_whose_cards_cannot_be_told_is_not_told_to_use_srun() {
+    let env = [
+        ("SLURMD_NODENAME", "n1"),
+        ("SLURM_JOB_ID", "12"),
+        ("SLURM_STEP_ID", "0"),
+        ("SLURM_STEP_GPUS", "0,9"),
+    ];
+    let say = |env: &[(&str, &str)], minors: &[u32]| {
+        let mut scene = scene(&node("tidy4"), minors, env);
+        let cards = scene.cards().devices().map(Some);
+        scene.positions = Some(cards.chain([None; 6]).collect());
+        let why = scene.allotted().unwrap_err();
+        let found = findings::findings(&patient(scene));
+        found.into_iter().find(|finding| finding.what == why).unwrap().todo
+    };
+    assert_eq!(say(&env, &[0]), "ask the admin, with this page");
+    assert_eq!(say(&env[..2], &[0, 1, 2, 3]), "start the program with srun");
 }
 
 #[test]

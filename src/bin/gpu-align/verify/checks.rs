@@ -6,6 +6,7 @@ use serde::Serialize;
 use super::expect::Expected;
 use super::sharing::TaskOf;
 use crate::inside::hands::{Ancestor, Hit};
+use crate::inside::mps::Seen;
 use crate::inside::scene::Scene;
 use crate::inside::usage::Usage;
 
@@ -56,6 +57,8 @@ pub struct Evidence<'a> {
     /// This process and those above it that gpu-align's environment reached.
     pub above: &'a [Ancestor],
     pub hits: &'a [Hit],
+    /// The MPS daemon that programs here would talk to.
+    pub mps: &'a Seen,
     pub task_of: &'a dyn Fn(u32) -> Option<TaskOf>,
     pub other: Option<Other>,
     pub expected: Option<&'a Expected>,

@@ -85,11 +85,12 @@ impl Evidence<'_> {
             return check("cuda", State::Fine, text);
         }
         if known && there != wanted {
-            let mps = match self.scene.env.get("CUDA_MPS_PIPE_DIRECTORY") {
-                Some(_) if there.len() < wanted.len() => {
-                    "; the MPS daemon was started with fewer cards, name cards by UUID (ids=uuid)"
-                }
-                _ => "",
+            let mps = match self.daemon() {
+                Some(daemon) if there.len() < wanted.len() => format!(
+                    "; {daemon}, gives its clients no other cards than its own: name cards by UUID \
+                     (ids=uuid), or start it with all of them"
+                ),
+                _ => String::new(),
             };
             return check(
                 "cuda",

@@ -6,6 +6,7 @@ use gpu_align::device::{Card, Uuid, clip};
 
 use super::checks::{Check, Evidence, State, check};
 use crate::inside::hands::likely;
+use crate::inside::mps::{FOLDER, Seen};
 use crate::inside::scene::{ORDER, PCI_ORDER, Scene, VISIBLE};
 use crate::inside::screen::count;
 
@@ -246,18 +247,31 @@ impl Evidence<'_> {
         ))
     }
 
+    /// Indices under an MPS daemon, which counts the cards that it was started with.
     pub fn mps(&self) -> Option<Check> {
-        self.scene.env.get("CUDA_MPS_PIPE_DIRECTORY")?;
         let list = self.scene.env.get(VISIBLE)?;
-        let indices = !list.starts_with("GPU-") && !list.starts_with("MIG-");
-        indices.then(|| {
-            check(
-                "mps",
-                State::Note,
-                "under an MPS daemon indices count within the daemon's own list; name cards by \
-                 UUID (ids=uuid)",
-            )
-        })
+        if list.is_empty() || list.starts_with("GPU-") || list.starts_with("MIG-") {
+            return None;
+        }
+        let daemon = self.daemon()?;
+        let text = format!(
+            "under {daemon}, indices count within the daemon's own list; name cards by UUID \
+             (ids=uuid)"
+        );
+        Some(check("mps", State::Note, text))
+    }
+
+    /// The MPS daemon that programs here run through.
+    pub fn daemon(&self) -> Option<String> {
+        match self.mps {
+            Seen::Runs { .. } => self.mps.says(),
+            Seen::Nothing => None,
+            Seen::NotLooked(_) => self
+                .scene
+                .env
+                .get(FOLDER)
+                .map(|folder| format!("the MPS daemon of {}", clip(folder))),
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 use super::*;
 use crate::inside::env::Env;
 use crate::inside::hands::Ancestor;
+use crate::inside::mps::{Seen, StartedWith};
 use crate::inside::scene::Scene;
 use crate::inside::simulated::{SCREEN, golden, node, scene};
 use crate::inside::usage::{CardUse, Holder, Usage};
@@ -38,6 +39,7 @@ struct Case<'a> {
     lists_processes: bool,
     /// By rank in the step: the place of the card that gpu-align gave it.
     owns: &'a [usize],
+    mps: Seen,
     expected: Option<&'a str>,
     other: Option<Other>,
 }
@@ -51,6 +53,7 @@ impl Case<'_> {
             holders: &[],
             lists_processes: true,
             owns: &[2, 3],
+            mps: Seen::Nothing,
             expected: None,
             other: None,
         }
@@ -77,6 +80,7 @@ impl Case<'_> {
             usage: &Ok(usage),
             above: &self.above,
             hits: &self.hits,
+            mps: &self.mps,
             task_of: &task_of,
             other: self.other.clone(),
             expected: expected.as_ref(),
@@ -515,6 +519,26 @@ fn cards_whose_uuids_nobody_knows_yet_are_not_called_others() {
         assert!(case.says(name).starts_with("unseen"), "{}", case.says(name));
     }
     assert_eq!(exit_code(&case.checks()), 2);
+}
+
+#[test]
+fn fc_37_a_daemon_that_was_started_with_fewer_cards_is_the_reason() {
+    // Programs here talk to the daemon in the usual folder, whatever the variable says.
+    let env = [("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), ("CUDA_VISIBLE_DEVICES", "2,3")];
+    let mut case = Case::on(inv4(&[0, 1, 2, 3], &env));
+    case.scene.cuda.as_mut().unwrap().devices.clear();
+    assert!(!case.says("cuda").contains("MPS"));
+    case.mps = Seen::Runs { pid: 77, started_with: StartedWith::List("2,3".into()) };
+    let says = case.says("cuda");
+    let daemon = "the MPS daemon with pid 77, started with CUDA_VISIBLE_DEVICES=2,3, ";
+    assert!(says.starts_with("WRONG: no device, where") && says.contains(daemon), "{says}");
+    assert!(case.says("mps").starts_with("note: under the MPS daemon with pid 77"));
+    // The variable alone runs no daemon; outside of this container one may.
+    let env = [env[0], env[1], ("CUDA_MPS_PIPE_DIRECTORY", "/tmp/mps")];
+    let mut case = Case::on(inv4(&[0, 1, 2, 3], &env));
+    assert!(case.checks().iter().all(|check| check.name != "mps"));
+    case.mps = Seen::NotLooked("it was killed, or runs outside of this container".into());
+    assert!(case.says("mps").starts_with("note: under the MPS daemon of /tmp/mps, indices"));
 }
 
 #[test]
