@@ -4,6 +4,7 @@
 use gpu_align::device::{Device, Uuid};
 
 use super::checks::{Check, Evidence, Other, State, check};
+use super::expect::Expected;
 use super::sharing::held;
 use crate::inside::screen::count;
 use crate::inside::usage::CardUse;
@@ -190,6 +191,10 @@ impl Evidence<'_> {
                 return Some(check("expect", State::Unseen, text));
             }
         };
+        if matches!(expected, Expected::Ranks(_)) && self.scene.inventory.is_err() {
+            let text = format!("expected {expected}, and which cards the node has is not known");
+            return Some(check("expect", State::Unseen, text));
+        }
         Some(match expected.compare(self.scene, devices) {
             Ok(()) => check("expect", State::Fine, format!("CUDA enumerates {expected}")),
             Err(there) => check(

@@ -457,6 +457,14 @@ fn the_expected_cards_are_compared_in_order() {
         assert!(case.says("expect").starts_with(state), "{expected}: {}", case.says("expect"));
     }
     assert!("3,1".parse::<Expected>().is_err());
+    assert!("GPU-".parse::<Expected>().is_err());
+    // Whose number is whose only the driver's list tells; a UUID is one without it.
+    case.scene.inventory = Err("the NVIDIA driver is not loaded".into());
+    case.scene.reach.clear();
+    for (expected, state) in [("rank=2,3", "unseen"), (&[U[2], U[3]].join(","), "ok")] {
+        case.expected = Some(expected);
+        assert!(case.says("expect").starts_with(state), "{expected}: {}", case.says("expect"));
+    }
 }
 
 #[test]
