@@ -289,7 +289,7 @@ impl Said {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inside::simulated::{node, scene};
+    use crate::inside::simulated::{SCREEN, golden, node, scene};
 
     const SHORT: Duration = Duration::from_millis(200);
 
@@ -369,5 +369,33 @@ mod tests {
         let heard = gatherer.join().unwrap();
         drop((silent, halting));
         assert_eq!(heard.keys().copied().collect::<Vec<_>>(), [0, 2, 3]);
+    }
+
+    #[test]
+    fn one_table_for_the_tasks_of_a_node() {
+        let task = |rank: usize, minors: &[u32], visible: &str, own| {
+            let env = [
+                ("SLURMD_NODENAME", "n1"),
+                ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
+                ("CUDA_VISIBLE_DEVICES", visible),
+            ];
+            let view = View::of(&scene(&node("inv8p"), minors, &env), false);
+            Said { rank, local: rank - 8, own, view }
+        };
+        let gathered = |said: Vec<Said>, missing: Vec<usize>| Gathered {
+            schema: 1,
+            node: "n1".into(),
+            place: Some("step 12.0".into()),
+            tasks: said.len() + missing.len(),
+            said,
+            missing,
+        };
+        let all = |rank, own| task(rank, &[0, 1], "0,1", Some(own));
+        let all = gathered(vec![all(8, 0), all(9, 1), all(10, 0)], vec![3]);
+        let bound = [task(8, &[2], "0", None), task(9, &[3], "0", None), task(10, &[0], "9", None)];
+        let bound = gathered(bound.into(), Vec::new());
+        let narrow = Screen { width: 60, colours: false };
+        let texts = [all.text(SCREEN), bound.text(SCREEN), bound.text(narrow)];
+        golden("show-gathered", &texts.join("\n"));
     }
 }

@@ -33,7 +33,8 @@ impl Evidence<'_> {
     /// Whether gpu-align was here at all.
     pub fn mark(&self) -> Check {
         let env = &self.scene.env;
-        match (env.get("GPU_ALIGN_VERSION"), env.get("GPU_ALIGN_MODE")) {
+        let said = |name| env.get(name).map(clip);
+        match (said("GPU_ALIGN_VERSION"), said("GPU_ALIGN_MODE")) {
             (Some(version), Some(mode)) => {
                 let text = format!("gpu-align {version} set this environment, mode {mode}");
                 check("gpu-align", State::Fine, text)
