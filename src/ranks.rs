@@ -14,6 +14,9 @@ pub struct LocalRank {
     pub size: Option<usize>,
     /// The variable that holds the rank.
     pub source: &'static str,
+    /// Whether the rank is that of a task that Slurm started, not of a process
+    /// that a launcher started inside one.
+    pub is_slurms: bool,
 }
 
 /// The variables of rank and size, by trust.
@@ -29,17 +32,25 @@ const LAUNCHERS: [(&str, &[&str]); 9] = [
     ("SLURM_LOCALID", &[]),
 ];
 
+/// Those that srun sets too, by its `--mpi` plugin (`pmix`, `pmi2`,
+/// `cray_shasta`): there they repeat `SLURM_LOCALID`.
+const OF_SRUN: [&str; 3] = ["PMIX_LOCAL_RANK", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID"];
+
 /// The local rank that the most trusted variable gives; a value that is no
 /// number is passed over.
 pub fn local_rank(env: impl Fn(&str) -> Option<String>) -> Option<LocalRank> {
     let number = |name: &str| env(name)?.trim().parse::<usize>().ok();
     LAUNCHERS.iter().find_map(|&(source, sizes)| {
         let rank = number(source)?;
-        let size = match source {
-            "SLURM_LOCALID" => slurm_tasks_here(&env),
-            _ => sizes.iter().find_map(|name| number(name)),
-        };
-        Some(LocalRank { rank, size: size.filter(|&size| size > rank), source })
+        let size = sizes.iter().find_map(|name| number(name)).filter(|&size| size > rank);
+        let tasks = slurm_tasks_here(&env).filter(|&tasks| tasks > rank);
+        // A launcher in a lone task starts more ranks than Slurm knows of.
+        let repeats = OF_SRUN.contains(&source)
+            && number("SLURM_LOCALID") == Some(rank)
+            && tasks.is_some_and(|tasks| tasks > 1 && size.is_none_or(|size| size == tasks));
+        let is_slurms = source == "SLURM_LOCALID" || repeats;
+        let size = if is_slurms { tasks } else { size };
+        Some(LocalRank { rank, size, source, is_slurms })
     })
 }
 
@@ -83,6 +94,34 @@ mod tests {
             assert_eq!(rank.size, sizes.first().map(|_| 2), "{name}");
         }
         assert_eq!(local_rank(env(&[("LOCAL_RANK", "x")])), None);
+    }
+
+    #[test]
+    fn fc_20_what_sruns_mpi_plugin_says_of_its_own_task_is_slurms_rank() {
+        let step =
+            [("SLURM_LOCALID", "1"), ("SLURM_NODEID", "0"), ("SLURM_STEP_TASKS_PER_NODE", "4")];
+        let with = |more: &[(&'static str, &'static str)]| {
+            let pairs: Vec<_> = more.iter().chain(&step).copied().collect();
+            let found = local_rank(env(&pairs)).unwrap();
+            (found.rank, found.size, found.is_slurms)
+        };
+        assert_eq!(with(&[("PMIX_RANK", "1")]), (1, Some(4), true));
+        for name in OF_SRUN {
+            assert_eq!(with(&[(name, "1")]), (1, Some(4), true), "{name}");
+            // A launcher in task 1, whose ranks count on their own.
+            assert_eq!(with(&[(name, "3")]), (3, None, false), "{name}");
+        }
+        let two = [("PMI_LOCAL_RANK", "1"), ("PMI_LOCAL_SIZE", "2")];
+        assert_eq!(with(&two), (1, Some(2), false));
+        let torchrun = [("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "4")];
+        assert_eq!(with(&torchrun), (1, Some(4), false));
+        let mpirun = env(&[
+            ("PMIX_LOCAL_RANK", "0"),
+            ("SLURM_LOCALID", "0"),
+            ("SLURM_NODEID", "0"),
+            ("SLURM_STEP_TASKS_PER_NODE", "1"),
+        ]);
+        assert!(!local_rank(mpirun).unwrap().is_slurms);
     }
 
     #[test]

@@ -22,6 +22,7 @@ use crate::ask;
 use crate::inside::env::Env;
 use crate::inside::gather;
 use crate::inside::hands::{self, Hit};
+use crate::inside::mps::Seen;
 use crate::inside::scene::{ORDER, Scene, VISIBLE};
 use crate::inside::screen::Screen;
 use crate::inside::usage::Usage;
@@ -56,7 +57,7 @@ pub struct Doctor {
     /// Print JSON for programs
     #[arg(long)]
     json: bool,
-    /// Shorten UUIDs and leave out users, host and homes, for a public issue
+    /// Shorten UUIDs and paths, leave out users, host and homes, for a public issue
     #[arg(long)]
     redact: bool,
 }
@@ -104,7 +105,7 @@ pub struct Patient {
     pub snippets: Vec<snippets::Snippet>,
     pub running: Vec<Running>,
     /// The MPS daemon that programs here would talk to.
-    pub mps: mps::Seen,
+    pub mps: Seen,
     pub in_container: bool,
     /// What else could not be looked at.
     pub unseen: Vec<String>,
@@ -133,7 +134,7 @@ impl Patient {
             python: python::look(&scene.env),
             snippets: snippets::look(Path::new(".")),
             running: running.unwrap_or_default(),
-            mps: mps::look(root, &scene.env),
+            mps: crate::inside::mps::look(root, &scene.env),
             in_container: ["/.dockerenv", "/run/.containerenv", "/.singularity.d"]
                 .iter()
                 .any(|mark| Path::new(mark).exists()),
@@ -149,13 +150,14 @@ impl Doctor {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let mut patient = Patient::look();
         let redaction = self.redact.then(|| Redaction::of(&mut patient));
-        let page = Page::of(&patient);
-        let text = match (self.json, redaction) {
-            (true, redaction) => page.json(redaction.as_ref())?,
-            (false, None) => page.text(Screen::stdout()),
-            (false, Some(redaction)) => redaction.apply(&page.text(Screen::stdout())),
-        };
-        crate::print(&text);
+        let mut page = Page::of(&patient);
+        if let Some(redaction) = redaction {
+            page.redact(&redaction);
+        }
+        crate::print(&match self.json {
+            true => serde_json::to_string_pretty(&page)? + "\n",
+            false => page.text(Screen::stdout()),
+        });
         Ok(ExitCode::from(page.exit))
     }
 }
@@ -218,16 +220,34 @@ impl Page {
         }
     }
 
-    pub fn json(&self, redaction: Option<&Redaction>) -> serde_json::Result<String> {
-        let text = match redaction {
-            None => serde_json::to_string_pretty(self)?,
-            Some(redaction) => {
-                let mut page = serde_json::to_value(self)?;
-                redaction.apply_to_values(&mut page);
-                serde_json::to_string_pretty(&page)?
-            }
-        };
-        Ok(text + "\n")
+    /// Redacts every text of the page, before any is wrapped.
+    fn redact(&mut self, redaction: &Redaction) {
+        let Page {
+            schema: _,
+            exit: _,
+            driver,
+            cuda,
+            environment,
+            cards,
+            processes,
+            python,
+            findings,
+            unseen,
+        } = self;
+        let mut texts: Vec<&mut String> = driver.iter_mut().chain(cuda).chain(unseen).collect();
+        for Variable { name: _, value, set_in } in environment {
+            texts.push(value);
+            texts.extend(set_in);
+        }
+        texts.extend(cards.texts_mut());
+        texts.extend(processes.iter_mut().flat_map(Running::texts_mut));
+        texts.extend(python.iter_mut().flat_map(python::Python::texts_mut));
+        for Finding { level: _, topic: _, what, why: _, todo } in findings {
+            texts.extend([what, todo]);
+        }
+        for text in texts {
+            *text = redaction.apply(text);
+        }
     }
 
     pub fn text(&self, screen: Screen) -> String {

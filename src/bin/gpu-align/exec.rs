@@ -82,7 +82,9 @@ impl Exec {
     fn rank(&self, env: &Env, policy: &Policy) -> anyhow::Result<LocalRank> {
         let said = local_rank(|name| env.owned(name));
         let mut rank = match (self.local_rank, said) {
-            (Some(rank), _) => LocalRank { rank, size: None, source: "--local-rank" },
+            (Some(rank), _) => {
+                LocalRank { rank, size: None, source: "--local-rank", is_slurms: false }
+            }
             (None, Some(said)) => said,
             (None, None) => bail!(
                 "no launcher says this process's local rank (OMPI_COMM_WORLD_LOCAL_RANK, \
@@ -178,13 +180,16 @@ fn decide(scene: &Scene, policy: &Policy, rank: &LocalRank) -> Result<Option<Dec
 fn is_bound(scene: &Scene, rank: &LocalRank, held: usize) -> bool {
     let by_plugin = matches!(scene.env.get("GPU_ALIGN_MODE"), Some("single" | "bound"));
     let bound = scene.is_bound() || by_plugin;
-    rank.source == "SLURM_LOCALID" && bound && held < scene.step_devices()
+    rank.is_slurms && bound && held < scene.step_devices()
 }
 
 fn said(scene: &Scene, policy: &Policy, rank: &LocalRank, decision: &Decision) -> String {
     let place = scene.step_name().map(|name| name.replace("step ", "").replace("job ", ""));
     let local = rank.rank as u32;
-    let ranks = ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK"];
+    let ranks: &[&str] = match rank.is_slurms {
+        true => &["SLURM_PROCID"],
+        false => &["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK"],
+    };
     let global = ranks.iter().find_map(|name| scene.env.number(name)).unwrap_or(rank.rank);
     let order = scene.env.get(ORDER).filter(|order| *order != PCI_ORDER);
     let task = Task {
@@ -224,7 +229,7 @@ mod tests {
 
     fn done(minors: &[u32], env: &[(&str, &str)], words: &str, rank: usize, of: usize) -> Done {
         let words = words.parse().unwrap();
-        let rank = LocalRank { rank, size: Some(of), source: "LOCAL_RANK" };
+        let rank = LocalRank { rank, size: Some(of), source: "LOCAL_RANK", is_slurms: false };
         align(&scene(&node("tidy4"), minors, env), &Policy::resolve([&words]), &rank)
     }
 
@@ -307,7 +312,11 @@ mod tests {
         ]);
         env.extend(more);
         let words = words.parse().unwrap();
-        let rank = LocalRank { rank: 0, size: Some(2), source: "SLURM_LOCALID" };
+        let rank = local_rank(|name| {
+            env.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string())
+        });
+        let rank = rank.unwrap();
+        assert_eq!(rank.size, Some(2));
         align(&scene(&node("tidy4"), minors, &env), &Policy::resolve([&words]), &rank)
     }
 
@@ -319,6 +328,11 @@ mod tests {
             assert_eq!(visible(&one), card(1));
             assert!(!one.log.contains("share"), "{words}: {}", one.log);
         }
+        // Also where srun's --mpi plugin repeats the rank.
+        let pals = [bound[0], bound[1], ("PALS_LOCAL_RANKID", "0"), ("SLURM_PROCID", "6")];
+        let one = slurms(&[1], "2", &pals, "single");
+        assert_eq!(visible(&one), card(1));
+        assert!(!one.log.contains("share") && one.log.contains("rank 6 local 0"), "{}", one.log);
         let two = [("SLURMD_TRES_BIND", "gres/gpu:per_task:2"), ("CUDA_VISIBLE_DEVICES", "0,1")];
         let two = slurms(&[0, 1], "4", &two, "single");
         assert_eq!(visible(&two), [card(0), card(1)].join(","));

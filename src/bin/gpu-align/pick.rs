@@ -221,6 +221,7 @@ fn candidates(scene: &Scene, allotted: &[Device], usage: &Result<Usage, String>)
             processes: processes.map(compute),
             load: used.and_then(|used| used.load),
             free: slice.map_or_else(|| used.and_then(|used| used.free), |slice| slice.free),
+            prohibited: used.is_some_and(|used| used.compute_mode.as_deref() == Some("prohibited")),
             total: if device.slice.is_none() { used.and_then(|used| used.total) } else { None },
         })
     };
@@ -293,7 +294,8 @@ impl Candidate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inside::simulated::{node, scene};
+    use crate::inside::simulated::{golden, node, scene};
+    use crate::inside::usage::{CardUse, Holder};
 
     #[test]
     fn sizes_and_times_have_units() {
@@ -342,11 +344,41 @@ mod tests {
 
     #[test]
     fn what_is_picked_is_said_with_its_use() {
-        let scene = scene(&node("tidy4"), &[1], &[]);
-        let candidates = candidates(&scene, &scene.reach, &Err("NVML is absent".into()));
-        assert_eq!(
-            candidates[0].says(),
-            "card 1 0000:31:00.0 GPU-00000000-0004-4000-8000-000000000001 NVIDIA A100-SXM4-80GB"
-        );
+        let scene = scene(&node("tidy8"), &[3, 4, 5], &[]);
+        let card = |device: &Device| {
+            let card = scene.cards().card(*device);
+            let holder = |pid| Holder { pid, memory: None, graphics: false };
+            CardUse {
+                pci: card.pci,
+                uuid: card.uuid.clone(),
+                total: Some(80 << 30),
+                free: Some(79 << 30),
+                load: Some(7),
+                compute_mode: Some(if device.card == 3 { "prohibited" } else { "default" }.into()),
+                persistence: Some(true),
+                mig: Some(false),
+                slices: Vec::new(),
+                processes: Some((0..device.card as u32 % 2).map(holder).collect()),
+            }
+        };
+        let usage =
+            Usage { driver: None, cards: scene.reach.iter().map(card).collect(), silent: vec![] };
+        let blind = candidates(&scene, &scene.reach, &Err("NVML is absent".into()));
+        let seen = candidates(&scene, &scene.reach, &Ok(usage));
+        let wishes =
+            |number| Wishes { number, min_free: None, max_load: None, model: None, near: false };
+        let said = |candidates: &[Candidate], number| match choose(
+            candidates,
+            &wishes(number),
+            &|_| false,
+        ) {
+            Ok(places) => {
+                let devices: Vec<_> = places.iter().map(|&p| candidates[p].device).collect();
+                let said = places.iter().map(|&p| format!("picked {}\n", candidates[p].says()));
+                said.collect::<String>() + &export_lines(&scene, &devices).unwrap()
+            }
+            Err(refusal) => refusal.why + "\n",
+        };
+        golden("pick", &format!("{}{}{}", said(&seen, 2), said(&seen, 3), said(&blind, 1)));
     }
 }

@@ -211,6 +211,27 @@ impl View {
         }
     }
 
+    /// What may name a card, a user or the node.
+    pub fn texts_mut(&mut self) -> impl Iterator<Item = &mut String> {
+        let View {
+            schema: _,
+            node,
+            place,
+            local_rank: _,
+            order,
+            visible,
+            cpus: _,
+            cards: _,
+            devices,
+            notes,
+            unseen,
+            blind: _,
+        } = self;
+        let uuids = devices.iter_mut().filter_map(|row| row.uuid.as_mut());
+        let said = place.iter_mut().chain(order).chain(visible);
+        [node].into_iter().chain(said).chain(notes).chain(unseen).chain(uuids)
+    }
+
     /// Whether neither the driver nor CUDA could be looked at.
     pub fn is_blind(&self) -> bool {
         self.blind

@@ -2,6 +2,8 @@
 //! and what the kernel and NVML say; then, if asked, the program itself.
 
 pub mod checks;
+mod devices;
+mod environment;
 mod expect;
 pub mod sharing;
 
@@ -15,6 +17,7 @@ use crate::inside::apart::apart;
 use crate::inside::env::{self, Env};
 use crate::inside::gather;
 use crate::inside::hands;
+use crate::inside::mps;
 use crate::inside::scene::{ORDER, VISIBLE};
 use crate::inside::screen::Screen;
 use crate::{ask, become_command};
@@ -93,7 +96,7 @@ impl Verify {
         let names = [VISIBLE, ORDER];
         let mut hits = hands::assignments(&hands::shell_files(root, &scene.env), &names);
         hits.extend(hands::task_prolog(&scene.env, &names));
-        if apart.is_none() && checks::was_changed(&scene) {
+        if apart.is_none() && environment::was_changed(&scene) == Some(true) {
             hits.extend(hands::batch_script(&scene.env, &names).unwrap_or_default());
         }
         let checks = checks::checks(&Evidence {
@@ -101,6 +104,7 @@ impl Verify {
             usage: &usage,
             above: &hands::ancestors(root, pid),
             hits: &hits,
+            mps: &mps::look(root, &scene.env),
             task_of: &|pid| TaskOf::read(root, pid),
             other: self.pid.map(|pid| Other {
                 pid,

@@ -205,6 +205,16 @@ mod tests {
     }
 
     #[test]
+    fn a_strangers_text_is_short_and_without_control_characters() {
+        let long = format!("0,\x1b[2J\n{}", "7".repeat(1 << 16));
+        let here = format!("0,{}1", " ".repeat(1 << 16));
+        for (wanted, list) in [(&*long, Some("0")), (&here, Some("2")), (&here, None)] {
+            let (_, what) = say("tidy8", &[0, 1, 2], wanted, list).unwrap();
+            assert!(what.len() < 400 && !what.contains(char::is_control), "{what}");
+        }
+    }
+
+    #[test]
     fn slices_go_by_their_cards_place_and_their_own() {
         let minors = [0, 1, 2, 3];
         let scene = |wanted: &str| {

@@ -84,6 +84,7 @@ fn compared(patient: &Patient) -> Vec<Finding> {
         above: &patient.above,
         hits: &patient.hits,
         task_of: &|pid| TaskOf::read(std::path::Path::new("/"), pid),
+        mps: &patient.mps,
         other: None,
         expected: None,
     };
@@ -236,7 +237,12 @@ fn slurm(patient: &Patient) -> Vec<Finding> {
     }
     if let Err(why) = scene.allotted() {
         if scene.inventory.is_ok() {
-            all.push(finding(Level::Warning, "slurm", why, "", "start the program with srun"));
+            let todo = match scene.env.get("SLURM_STEP_ID") {
+                Some(_) => "ask the admin, with this page",
+                None => "start the program with srun",
+            };
+            let harm = "gpu-align then leaves the list as it is";
+            all.push(finding(Level::Warning, "slurm", why, harm, todo));
         }
     }
     all
@@ -334,6 +340,18 @@ fn cards(patient: &Patient) -> Vec<Finding> {
                 "run one process a card, or MPS",
             )),
             _ => {}
+        }
+        let known = patient.scene.cards().cards().iter().find(|known| known.pci == card.pci);
+        let sliced = !card.slices.is_empty() || known.is_some_and(|known| !known.slices.is_empty());
+        if card.mig == Some(true) && !sliced {
+            all.push(finding(
+                Level::Wrong,
+                "cards",
+                format!("card {} is in MIG mode and has no slice", card.pci),
+                "CUDA finds no device on it",
+                "ask the admin for slices (nvidia-smi mig -cgi), or to end the mode (nvidia-smi \
+                 -mig 0)",
+            ));
         }
         if card.persistence == Some(false) {
             all.push(finding(

@@ -25,6 +25,12 @@ pub struct Running {
 }
 
 impl Running {
+    /// What may name somebody.
+    pub fn texts_mut(&mut self) -> impl Iterator<Item = &mut String> {
+        let Running { pid: _, user, program, own: _, pci, memory: _ } = self;
+        user.iter_mut().chain(program).chain([pci])
+    }
+
     pub fn says(&self) -> String {
         let memory = self.memory.map(|bytes| format!(", {}", size(bytes))).unwrap_or_default();
         match (&self.program, &self.user) {

@@ -58,6 +58,16 @@ const WANTED: [&str; 24] = [
 ];
 
 impl Python {
+    /// What may name somebody.
+    pub fn texts_mut(&mut self) -> impl Iterator<Item = &mut String> {
+        let Python { interpreter, packages } = self;
+        let of_package = |package| {
+            let Package { name, version, cuda }: &mut Package = package;
+            [name, version].into_iter().chain(cuda)
+        };
+        [interpreter].into_iter().chain(packages.iter_mut().flat_map(of_package))
+    }
+
     pub fn says(&self) -> String {
         if self.packages.is_empty() {
             return format!("{}: no framework that uses CUDA was found", self.interpreter);

@@ -1,11 +1,10 @@
 //! What a page must not carry into a public issue: UUIDs, users, the host,
-//! homes. A UUID keeps its first four digits, a whole one its last four too,
+//! homes, and paths in which others' names may stand. A UUID keeps its first four digits, a whole one its last four too,
 //! so that two cards can be told apart.
 
 use std::path::Path;
 
 use regex_lite::{Captures, Regex};
-use serde_json::Value;
 
 use super::Patient;
 use super::processes::user_name;
@@ -54,16 +53,8 @@ impl Redaction {
         words
     }
 
-    /// The JSON form, its keys as they are.
-    pub fn apply_to_values(&self, value: &mut Value) {
-        match value {
-            Value::String(text) => *text = self.apply(text),
-            Value::Array(values) => values.iter_mut().for_each(|v| self.apply_to_values(v)),
-            Value::Object(fields) => fields.values_mut().for_each(|v| self.apply_to_values(v)),
-            Value::Null | Value::Bool(_) | Value::Number(_) => {}
-        }
-    }
-
+    /// Redacts one whole text, not a line of it: a name that is broken in two
+    /// would not be found.
     pub fn apply(&self, text: &str) -> String {
         let pattern = |text| Regex::new(text).expect("the pattern is a constant");
         let whole = pattern(
@@ -81,8 +72,41 @@ impl Redaction {
             USER => found[0].to_owned(),
             _ => format!("{}{OTHER}", &found[1]),
         };
-        home.replace_all(&text, of_someone).into_owned()
+        let text = home.replace_all(&text, of_someone);
+        let path = pattern(PATH);
+        path.replace_all(&text, |found: &Captures| match is_systems(&found[2]) {
+            true => found[0].to_owned(),
+            false => format!("{}{}", &found[1], shortened(&found[2])),
+        })
+        .into_owned()
     }
+}
+
+/// A path of two parts at least, and what stands before it.
+const PATH: &str = "(^|[\\s'\"=:(,])(/[^\\s'\"=:(),;/]+/[^\\s'\"=:(),;]*)";
+
+/// Whether a path is the system's or the driver's: no user has a folder there.
+/// What is below a home has lost its name already.
+fn is_systems(path: &str) -> bool {
+    const ROOTS: [&str; 15] = [
+        "bin", "boot", "dev", "etc", "home", "lib", "lib32", "lib64", "opt", "proc", "run", "sbin",
+        "sys", "users", "usr",
+    ];
+    const FOLDERS: [&str; 4] = ["/tmp/nvidia-mps", "/var/lib/", "/var/log/", "/var/spool/"];
+    let root = path.split('/').nth(1).unwrap_or_default();
+    ROOTS.contains(&root) || FOLDERS.iter().any(|folder| path.starts_with(folder))
+}
+
+/// Any part of another path may be a person's or a group's name: its first part
+/// stays, and its last where its ending says that it is a file.
+fn shortened(path: &str) -> String {
+    const ENDINGS: [&str; 8] = [".sh", ".csh", ".fish", ".py", ".conf", ".so", ".so.1", "rc"];
+    const NAMES: [&str; 4] = ["/activate", "/python", "/python3", "/state"];
+    let (before, _) = path.rsplit_once('/').unwrap_or_default();
+    let last = &path[before.len()..];
+    let is_file = ENDINGS.iter().any(|ending| last.ends_with(ending)) || NAMES.contains(&last);
+    let root = path.split('/').nth(1).unwrap_or_default();
+    format!("/{root}/…{}", if is_file && !before.is_empty() { last } else { "" })
 }
 
 /// Replaces a text where it is not a part of a longer word.
@@ -119,7 +143,26 @@ mod tests {
             redacted(text),
             "NODE: GPU-8521…cd46 ~/.bashrc:2 (user USER) planner n12 USER_train"
         );
-        assert_eq!(redacted("/home/bob/x, /gpfs/home/ann/y"), "/home/OTHER/x, /gpfs/home/USER/y");
+        assert_eq!(redacted("/home/bob/x, /gpfs/home/ann/y"), "/home/OTHER/x, /gpfs/…");
+    }
+
+    #[test]
+    fn a_path_outside_of_homes_and_of_the_system_keeps_its_ends_only() {
+        for (text, shown) in [
+            ("/scratch/bob/env/bin/activate:12 sets X=1", "/scratch/…/activate:12 sets X=1"),
+            ("'bash /work/grp/bob/run.sh' (pid 1)", "'bash /work/…/run.sh' (pid 1)"),
+            ("CUDA_MPS_PIPE_DIRECTORY=/scratch/bob", "CUDA_MPS_PIPE_DIRECTORY=/scratch/…"),
+            ("/data/bob/a:/data/bob.smith/b", "/data/…:/data/…"),
+            ("/tmp/bob-mps/x, /tmp/nvidia-mps", "/tmp/…, /tmp/nvidia-mps"),
+            (
+                "/var/bob/x /var/spool/slurmd/job12/slurm_script",
+                "/var/… /var/spool/slurmd/job12/slurm_script",
+            ),
+            ("/usr/lib/libcuda.so.580.159.04", "/usr/lib/libcuda.so.580.159.04"),
+            ("MIG-GPU-8521/7/0 and/or 7/0", "MIG-GPU-8521/7/0 and/or 7/0"),
+        ] {
+            assert_eq!(redacted(text), shown);
+        }
     }
 
     #[test]

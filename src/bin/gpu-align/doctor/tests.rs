@@ -13,7 +13,7 @@ pub fn patient(scene: Scene) -> Patient {
         python: Ok(python::Python { interpreter: "/usr/bin/python3".into(), packages: vec![] }),
         snippets: Vec::new(),
         running: Vec::new(),
-        mps: mps::Seen::Nothing,
+        mps: Seen::Nothing,
         in_container: false,
         unseen: Vec::new(),
         scene,
@@ -224,6 +224,53 @@ fn fc_45_persistence_is_what_nvml_says() {
 }
 
 #[test]
+fn a_card_in_mig_mode_without_slices_is_wrong() {
+    let say = |name: &str, slices: Vec<_>| {
+        let mut patient = patient(scene(&node(name), &[0], &[]));
+        let card = patient.scene.cards().cards()[0].clone();
+        let card = CardUse {
+            pci: card.pci,
+            uuid: card.uuid,
+            total: None,
+            free: None,
+            load: None,
+            compute_mode: None,
+            persistence: None,
+            mig: Some(true),
+            slices,
+            processes: None,
+        };
+        patient.usage = Ok(Usage { cards: vec![card], ..Usage::default() });
+        let found = findings::findings(&patient).into_iter().find(|f| f.what.contains("MIG mode"));
+        found.map(|finding| (finding.level, finding.what))
+    };
+    let what = "card 0000:11:00.0 is in MIG mode and has no slice".to_owned();
+    assert_eq!(say("tidy4", vec![]), Some((Level::Wrong, what)));
+    // fc06 has slices that this process may not open, and NVML does not list them.
+    assert_eq!(say("fc06", vec![]), None);
+}
+
+#[test]
+fn a_step_whose_cards_cannot_be_told_is_not_told_to_use_srun() {
+    let env = [
+        ("SLURMD_NODENAME", "n1"),
+        ("SLURM_JOB_ID", "12"),
+        ("SLURM_STEP_ID", "0"),
+        ("SLURM_STEP_GPUS", "0,9"),
+    ];
+    let say = |env: &[(&str, &str)], minors: &[u32]| {
+        let mut scene = scene(&node("tidy4"), minors, env);
+        let cards = scene.cards().devices().map(Some);
+        scene.positions = Ok(Some(cards.chain([None; 6]).collect()));
+        let why = scene.allotted().unwrap_err();
+        let found = findings::findings(&patient(scene));
+        found.into_iter().find(|finding| finding.what == why).unwrap().todo
+    };
+    assert_eq!(say(&env, &[0]), "ask the admin, with this page");
+    assert_eq!(say(&env[..2], &[0, 1, 2, 3]), "start the program with srun");
+}
+
+#[test]
 fn fc_48_a_slurm_that_the_plugin_does_not_know_is_wrong() {
     let say = |line: Option<&str>, release| {
         let mut patient = patient(scene(&node("tidy4"), &[2], &[("SLURM_JOB_ID", "12")]));
@@ -295,7 +342,8 @@ fn a_redacted_page_names_nobody_in_any_finding() {
     patient.plugin.line = Some("/etc/slurm/n1/plugstack.conf:1".into());
     patient.plugin.missing = Some("/home/carl/spank_gpu_align.so".into());
     let stub = "/home/bob/cuda/stubs/libcuda.so";
-    let found = [(stub, true), ("/home/zoe/lib/libcuda.so.1", false)];
+    let dave = "/scratch/dave/lib/libcuda.so.1";
+    let found = [(stub, true), ("/home/zoe/lib/libcuda.so.1", false), (dave, false)];
     patient.libraries =
         found.map(|(path, stub)| libraries::Found { path: path.into(), stub }).into();
     let usage = patient.usage.as_mut().unwrap();
@@ -315,7 +363,8 @@ fn a_redacted_page_names_nobody_in_any_finding() {
     });
     patient.unseen = vec!["the batch script: scontrol of bob@n1 does not answer".into()];
     let redaction = Redaction::of(&mut patient);
-    let page = Page::of(&patient);
+    let mut page = Page::of(&patient);
+    page.redact(&redaction);
     let topics: Vec<&str> = page.findings.iter().map(|finding| finding.topic).collect();
     for topic in [
         "variable",
@@ -332,15 +381,32 @@ fn a_redacted_page_names_nobody_in_any_finding() {
     ] {
         assert!(topics.contains(&topic), "no finding on {topic}: {topics:?}");
     }
-    let narrow = redaction.apply(&page.text(crate::inside::screen::Screen { width: 60, ..SCREEN }));
-    let json = page.json(Some(&redaction)).unwrap();
-    for text in [redaction.apply(&page.text(SCREEN)), narrow, json] {
+    // At every width: a name at the end of a line is broken by none.
+    let wrapped =
+        (40..=100).map(|width| page.text(crate::inside::screen::Screen { width, ..SCREEN }));
+    for text in wrapped.chain([serde_json::to_string_pretty(&page).unwrap()]) {
+        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
         let names =
-            regex_lite::Regex::new("(?i)zoe|bob|carl|70123|\\bn1\\b|[0-9a-f]{8}-?").unwrap();
+            regex_lite::Regex::new("(?i)zoe|bob|carl|dave|70123|\\bn1\\b|[0-9a-f]{8}-?").unwrap();
         let leak =
             names.find(&text).map(|found| &text[found.start().saturating_sub(40)..found.end()]);
         assert_eq!(leak, None);
         assert!(text.contains("(pid 4711, user OTHER)") && text.contains("~/lib/"), "{text}");
         assert!(text.contains("GPU-8521…cd46,"), "{text}");
+    }
+}
+
+#[test]
+fn a_home_that_a_line_would_break_is_redacted_all_the_same() {
+    let env = [("HOME", "/srv/zoe quill"), ("CUDA_MPS_PIPE_DIRECTORY", "/srv/zoe quill/mps")];
+    let mut patient = patient(scene(&node("tidy4"), &[0], &env));
+    let path = "/srv/zoe quill/lib/libcuda.so.1".to_owned();
+    patient.libraries = vec![libraries::Found { path, stub: false }];
+    let redaction = Redaction::of(&mut patient);
+    let mut page = Page::of(&patient);
+    page.redact(&redaction);
+    for width in 40..=100 {
+        let text = page.text(crate::inside::screen::Screen { width, ..SCREEN });
+        assert!(!text.contains("quill") && text.contains("~/lib/libcuda.so.1"), "{text}");
     }
 }

@@ -5,6 +5,7 @@ pub mod driver_api;
 pub mod env;
 pub mod gather;
 pub mod hands;
+pub mod mps;
 pub mod scene;
 pub mod screen;
 pub mod usage;

@@ -68,6 +68,11 @@ impl Scene {
         self.cards().uuid(device).cloned().or_else(said)
     }
 
+    /// Whether every device that this process may open is known by its UUID.
+    pub fn knows_uuids(&self) -> bool {
+        self.inventory.is_ok() && self.reach.iter().all(|device| self.uuid(*device).is_some())
+    }
+
     /// The CUDA index of a device.
     pub fn cuda_index(&self, device: Device) -> Option<usize> {
         let answer = self.cuda.as_ref().ok()?;

@@ -89,6 +89,8 @@ impl Screen {
     }
 
     fn wrapped(self, mut line: String, indent: usize, text: &str) -> String {
+        // Names and values in it may be anybody's.
+        let text: String = text.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
         let mut out = String::new();
         let mut empty = true;
         for (blank, part) in text.split(' ').flat_map(|word| parts(word, self.width - indent)) {
@@ -260,6 +262,7 @@ mod tests {
     fn sentences_wrap_between_words() {
         let text = screen(40).sentence("ok", 6, "one two three four five six seven eight nine ten");
         assert_eq!(text, "ok    one two three four five six seven\n      eight nine ten\n");
+        assert_eq!(screen(40).sentence("", 0, "a\x1b[2J\nb"), "a?[2J?b\n");
         let list = screen(40).sentence("", 0, &["GPU-0"; 9].join(","));
         assert_eq!(list, "GPU-0,GPU-0,GPU-0,GPU-0,GPU-0,GPU-0,\nGPU-0,GPU-0,GPU-0\n");
     }

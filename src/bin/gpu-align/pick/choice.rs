@@ -21,6 +21,8 @@ pub struct Candidate {
     pub free: Option<u64>,
     /// Bytes, used ones included.
     pub total: Option<u64>,
+    /// Whether its compute mode lets no program use it.
+    pub prohibited: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -102,6 +104,9 @@ pub fn choose(
 
 /// What no waiting changes.
 fn never_fits(candidate: &Candidate, wishes: &Wishes) -> Option<String> {
+    if candidate.prohibited {
+        return Some("in compute mode prohibited".into());
+    }
     let other_model = |model: &Regex| !model.is_match(&candidate.model);
     if wishes.model.as_ref().is_some_and(other_model) {
         return Some("of another model".into());
@@ -154,6 +159,7 @@ mod tests {
             load: Some(load),
             free: Some(free_gib << 30),
             total: Some(80 << 30),
+            prohibited: false,
         }
     }
 
@@ -215,6 +221,10 @@ mod tests {
         assert!(!for_good(wish(2)));
         assert!(for_good(Wishes { model: Some(Regex::new("A100").unwrap()), ..wish(2) }));
         assert!(for_good(Wishes { near: true, ..wish(2) }));
+        let prohibited = [Candidate { prohibited: true, ..card(0, 0, 0, 80) }, card(1, 1, 9, 9)];
+        assert_eq!(chosen(&prohibited, &wish(1)), Ok(vec![1]));
+        let why = chosen(&prohibited, &wish(2)).unwrap_err();
+        assert!(why.contains("1 in compute mode prohibited; ask for less, since"), "{why}");
         assert!(for_good(Wishes { min_free: Some(81 << 30), ..wish(1) }));
         assert!(!for_good(Wishes { min_free: Some(80 << 30), ..wish(1) }));
         assert!(!for_good(Wishes { max_load: Some(10), ..wish(1) }));

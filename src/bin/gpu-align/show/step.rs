@@ -23,7 +23,7 @@ use crate::inside::screen::{Screen, count, number, word};
 const PATIENCE: Duration = Duration::from_secs(15);
 const LOOK: Duration = Duration::from_millis(10);
 /// A task's view of a node of 128 cards is a tenth of this.
-const MAX_BYTES: u64 = 1 << 20;
+const MAX_BYTES: usize = 1 << 20;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Said {
@@ -71,7 +71,7 @@ pub fn gather(scene: &Scene, view: View) -> anyhow::Result<Option<Gathered>> {
         return Ok(None);
     }
     let place = said.view.place.clone();
-    let mut heard = listen(&address, said, tasks)?;
+    let mut heard = listen(&address, said, tasks, PATIENCE)?;
     let missing = (0..tasks).filter(|local| !heard.contains_key(local)).collect();
     let said: Vec<Said> = std::mem::take(&mut heard).into_values().collect();
     Ok(Some(Gathered { schema: 1, node: scene.node_name(), place, tasks, said, missing }))
@@ -117,8 +117,15 @@ fn connect(address: &SocketAddr, patience: Duration) -> io::Result<UnixStream> {
     Ok(socket.into())
 }
 
-fn listen(address: &SocketAddr, own: Said, tasks: usize) -> anyhow::Result<BTreeMap<usize, Said>> {
-    let deadline = Instant::now() + PATIENCE;
+/// Hears every other task; one that connects and says nothing holds up none
+/// but itself.
+fn listen(
+    address: &SocketAddr,
+    own: Said,
+    tasks: usize,
+    patience: Duration,
+) -> anyhow::Result<BTreeMap<usize, Said>> {
+    let deadline = Instant::now() + patience;
     let listener = UnixListener::bind_addr(address).map_err(|_| {
         let holder = connect(address, LOOK).ok().and_then(|stream| socket_peercred(&stream).ok());
         match holder.map(|holder| holder.uid).filter(|&uid| uid != getuid()) {
@@ -130,30 +137,67 @@ fn listen(address: &SocketAddr, own: Said, tasks: usize) -> anyhow::Result<BTree
     })?;
     listener.set_nonblocking(true)?;
     let mut heard = BTreeMap::from([(own.local, own)]);
+    let mut speakers: Vec<Speaker> = Vec::new();
     while heard.len() < tasks && Instant::now() < deadline {
-        match listener.accept() {
-            Ok((stream, _)) => {
-                if let Some(said) = hear(stream, deadline).filter(|said| said.local < tasks) {
-                    heard.insert(said.local, said);
-                }
+        while let Ok((stream, _)) = listener.accept() {
+            speakers.extend(Speaker::of(stream));
+        }
+        let mut silent = true;
+        speakers.retain_mut(|speaker| {
+            let spoken = speaker.hear();
+            silent &= spoken == Spoken::Nothing;
+            if spoken == Spoken::All {
+                let said = speaker.said().filter(|said| said.local < tasks);
+                heard.extend(said.map(|said| (said.local, said)));
             }
-            Err(_) => thread::sleep(LOOK),
+            spoken != Spoken::All
+        });
+        if silent {
+            thread::sleep(LOOK);
         }
     }
     Ok(heard)
 }
 
-/// What another task of the same user says; a stranger is not listened to.
-fn hear(stream: UnixStream, deadline: Instant) -> Option<Said> {
-    if socket_peercred(&stream).ok()?.uid != getuid() {
-        return None;
+/// Another task, as far as it has spoken.
+struct Speaker {
+    stream: UnixStream,
+    bytes: Vec<u8>,
+}
+
+#[derive(PartialEq, Eq)]
+enum Spoken {
+    Nothing,
+    APart,
+    All,
+}
+
+impl Speaker {
+    /// `None` for another user's process: a stranger is not listened to.
+    fn of(stream: UnixStream) -> Option<Speaker> {
+        let user = socket_peercred(&stream).ok()?.uid;
+        stream.set_nonblocking(true).ok()?;
+        (user == getuid()).then_some(Speaker { stream, bytes: Vec::new() })
     }
-    let left = deadline.saturating_duration_since(Instant::now()).max(LOOK);
-    stream.set_nonblocking(false).ok()?;
-    stream.set_read_timeout(Some(left)).ok()?;
-    let mut bytes = Vec::new();
-    stream.take(MAX_BYTES).read_to_end(&mut bytes).ok()?;
-    serde_json::from_slice(&bytes).ok()
+
+    /// Takes what is there, without waiting.
+    fn hear(&mut self) -> Spoken {
+        let mut part = [0; 64 << 10];
+        match self.stream.read(&mut part) {
+            Ok(n) if n > 0 && self.bytes.len() + n <= MAX_BYTES => {
+                self.bytes.extend_from_slice(&part[..n]);
+                Spoken::APart
+            }
+            Err(why) if why.kind() == io::ErrorKind::WouldBlock => Spoken::Nothing,
+            Err(why) if why.kind() == io::ErrorKind::Interrupted => Spoken::APart,
+            _ => Spoken::All,
+        }
+    }
+
+    /// `None` where it is not to be understood, or broken off.
+    fn said(&self) -> Option<Said> {
+        serde_json::from_slice(&self.bytes).ok()
+    }
 }
 
 impl Gathered {
@@ -245,7 +289,7 @@ impl Said {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inside::simulated::{node, scene};
+    use crate::inside::simulated::{SCREEN, golden, node, scene};
 
     const SHORT: Duration = Duration::from_millis(200);
 
@@ -295,7 +339,63 @@ mod tests {
     #[test]
     fn the_second_gatherer_of_a_step_is_sent_away() {
         let (address, _listener) = deaf("second");
-        let why = listen(&address, said("0"), 1).unwrap_err().to_string();
+        let why = listen(&address, said("0"), 1, SHORT).unwrap_err().to_string();
         assert!(why.starts_with("another process of this step gathers already"), "{why}");
+    }
+
+    #[test]
+    fn a_task_that_connects_and_is_silent_holds_up_nobody() {
+        let name = format!("gpu-align-test/{}/silent", std::process::id());
+        let address = SocketAddr::from_abstract_name(name).unwrap();
+        let of = |local| Said { local, ..said("0") };
+        let gatherer = {
+            let (address, own) = (address.clone(), of(0));
+            thread::spawn(move || listen(&address, own, 4, 10 * SHORT).unwrap())
+        };
+        let start = Instant::now();
+        let silent = loop {
+            match connect(&address, SHORT) {
+                Ok(stream) => break stream,
+                Err(why) => assert!(start.elapsed() < 10 * SHORT, "{why}"),
+            }
+        };
+        // Nor one that stops in the middle, or sends what is not to be understood.
+        let mut halting = connect(&address, SHORT).unwrap();
+        halting.write_all(b"{").unwrap();
+        connect(&address, SHORT).unwrap().write_all(b"x").unwrap();
+        for local in [2, 3] {
+            tell(&address, &of(local), getuid(), SHORT).unwrap();
+        }
+        let heard = gatherer.join().unwrap();
+        drop((silent, halting));
+        assert_eq!(heard.keys().copied().collect::<Vec<_>>(), [0, 2, 3]);
+    }
+
+    #[test]
+    fn one_table_for_the_tasks_of_a_node() {
+        let task = |rank: usize, minors: &[u32], visible: &str, own| {
+            let env = [
+                ("SLURMD_NODENAME", "n1"),
+                ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
+                ("CUDA_VISIBLE_DEVICES", visible),
+            ];
+            let view = View::of(&scene(&node("inv8p"), minors, &env), false);
+            Said { rank, local: rank - 8, own, view }
+        };
+        let gathered = |said: Vec<Said>, missing: Vec<usize>| Gathered {
+            schema: 1,
+            node: "n1".into(),
+            place: Some("step 12.0".into()),
+            tasks: said.len() + missing.len(),
+            said,
+            missing,
+        };
+        let all = |rank, own| task(rank, &[0, 1], "0,1", Some(own));
+        let all = gathered(vec![all(8, 0), all(9, 1), all(10, 0)], vec![3]);
+        let bound = [task(8, &[2], "0", None), task(9, &[3], "0", None), task(10, &[0], "9", None)];
+        let bound = gathered(bound.into(), Vec::new());
+        let narrow = Screen { width: 60, colours: false };
+        let texts = [all.text(SCREEN), bound.text(SCREEN), bound.text(narrow)];
+        golden("show-gathered", &texts.join("\n"));
     }
 }

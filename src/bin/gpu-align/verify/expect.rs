@@ -24,7 +24,10 @@ impl FromStr for Expected {
                 .map_err(|_| "write the cards' indices on the host, like rank=3,1".to_owned());
         }
         let uuids: Vec<String> = text.split(',').map(str::to_owned).collect();
-        let named = |uuid: &String| uuid.starts_with("GPU-") || uuid.starts_with("MIG-");
+        // The prefix alone would be every card's.
+        let named = |uuid: &String| {
+            (uuid.starts_with("GPU-") || uuid.starts_with("MIG-")) && uuid.len() > "GPU-".len()
+        };
         match uuids.iter().all(named) {
             true => Ok(Expected::Uuids(uuids)),
             false => Err("write UUIDs, like GPU-8521313e, or rank=3,1".to_owned()),

@@ -13,6 +13,8 @@ impl Evidence<'_> {
     /// Two tasks of the step on one device, unless that was asked for.
     pub fn sharing(&self) -> Option<Check> {
         let usage = self.usage.as_ref().ok()?;
+        // Whose the cards are is not known without the driver's list.
+        self.scene.inventory.as_ref().ok()?;
         let env = &self.scene.env;
         let (job, step) = (env.get("SLURM_JOB_ID")?, env.get("SLURM_STEP_ID")?);
         let (tasks, devices) = (self.scene.tasks_here().unwrap_or(1), self.scene.step_devices());
@@ -26,7 +28,7 @@ impl Evidence<'_> {
                 let found = on_device(&name, &holders, job, step, self.task_of);
                 unknown += found.unknown.len();
                 if found.ranks.len() > 1 {
-                    let rank = |(rank, of): (&String, &Vec<(u32, String)>)| {
+                    let rank = |(rank, of): (&u32, &Vec<(u32, String)>)| {
                         let (pid, command) = &of[0];
                         format!("rank {rank} (pid {pid}, '{command}')")
                     };
@@ -51,6 +53,13 @@ impl Evidence<'_> {
                 false => "it was given to each of them",
             };
             return Some(check("sharing", State::Note, says(&meant, end)));
+        }
+        let unlisted = self
+            .visible_cards(usage)
+            .find(|card| card.mig != Some(true) && card.processes.is_none());
+        if let Some(card) = unlisted {
+            let text = format!("NVML does not list the processes on {}", card.pci);
+            return Some(check("sharing", State::Unseen, text));
         }
         match unknown {
             0 => Some(check("sharing", State::Fine, "no card is held by two tasks of this step")),
@@ -86,7 +95,7 @@ pub struct TaskOf {
     pub job: Option<String>,
     pub step: Option<String>,
     /// The task's rank in its step.
-    pub rank: Option<String>,
+    pub rank: Option<u32>,
     /// The UUID of the device that gpu-align gave it as its own.
     pub own: Option<String>,
     pub command: String,
@@ -99,7 +108,7 @@ impl TaskOf {
         Some(TaskOf {
             job: env.owned("SLURM_JOB_ID"),
             step: env.owned("SLURM_STEP_ID"),
-            rank: env.owned("SLURM_PROCID"),
+            rank: env.get("SLURM_PROCID").and_then(|rank| rank.parse().ok()),
             own: env.owned("GPU_ALIGN_CARD"),
             command: command(root, pid).unwrap_or_default(),
         })
@@ -110,9 +119,9 @@ impl TaskOf {
 #[derive(Debug, Default)]
 pub struct OnDevice {
     /// Of this step, by rank: the processes, with what they are.
-    pub ranks: BTreeMap<String, Vec<(u32, String)>>,
+    pub ranks: BTreeMap<u32, Vec<(u32, String)>>,
     /// Those of them that gpu-align gave this device as their own.
-    pub owners: BTreeSet<String>,
+    pub owners: BTreeSet<u32>,
     /// Processes that cannot be told.
     pub unknown: Vec<u32>,
 }
@@ -158,7 +167,7 @@ pub fn on_device(
                 if j == job && s == step =>
             {
                 if own.as_deref() == Some(name) {
-                    found.owners.insert(rank.clone());
+                    found.owners.insert(rank);
                 }
                 found.ranks.entry(rank).or_default().push((pid, command));
             }

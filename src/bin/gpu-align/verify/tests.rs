@@ -1,6 +1,7 @@
 use super::*;
 use crate::inside::env::Env;
 use crate::inside::hands::Ancestor;
+use crate::inside::mps::{Seen, StartedWith};
 use crate::inside::scene::Scene;
 use crate::inside::simulated::{SCREEN, golden, node, scene};
 use crate::inside::usage::{CardUse, Holder, Usage};
@@ -34,8 +35,11 @@ struct Case<'a> {
     above: Vec<Ancestor>,
     hits: Vec<hands::Hit>,
     holders: &'a [(usize, &'a [u32])],
+    /// Whether NVML lists processes.
+    lists_processes: bool,
     /// By rank in the step: the place of the card that gpu-align gave it.
     owns: &'a [usize],
+    mps: Seen,
     expected: Option<&'a str>,
     other: Option<Other>,
 }
@@ -47,7 +51,9 @@ impl Case<'_> {
             above: vec![],
             hits: vec![],
             holders: &[],
+            lists_processes: true,
             owns: &[2, 3],
+            mps: Seen::Nothing,
             expected: None,
             other: None,
         }
@@ -60,16 +66,21 @@ impl Case<'_> {
             Some(TaskOf {
                 job: Some("12".into()),
                 step: Some("0".into()),
-                rank: Some((pid.checked_sub(100)?).to_string()),
+                rank: Some(pid.checked_sub(100)?),
                 own: Some(U[*self.owns.get(pid.checked_sub(100)? as usize)?].into()),
                 command: "python train.py".into(),
             })
         };
+        let mut usage = usage_of(&self.scene, self.holders);
+        if !self.lists_processes {
+            usage.cards.iter_mut().for_each(|card| card.processes = None);
+        }
         checks::checks(&Evidence {
             scene: &self.scene,
-            usage: &Ok(usage_of(&self.scene, self.holders)),
+            usage: &Ok(usage),
             above: &self.above,
             hits: &self.hits,
+            mps: &self.mps,
             task_of: &task_of,
             other: self.other.clone(),
             expected: expected.as_ref(),
@@ -283,6 +294,25 @@ fn fc_16_two_ranks_on_one_card_are_found_by_their_processes() {
     assert!(case.says("sharing").starts_with("unseen: 1 process on these cards"));
 }
 
+#[test]
+fn ranks_that_share_are_told_in_the_order_of_numbers() {
+    let mut case = Case::on(task(&[]));
+    case.owns = &[2; 11];
+    case.holders = &[(2, &[110, 102, 100])];
+    let says = case.says("sharing");
+    let ranks: Vec<&str> =
+        says.split("rank ").skip(1).filter_map(|s| s.split(' ').next()).collect();
+    assert_eq!(ranks, ["0", "2", "10"], "{says}");
+}
+
+#[test]
+fn cards_whose_processes_nvml_does_not_list_are_not_called_unshared() {
+    let mut case = Case::on(task(&[]));
+    case.lists_processes = false;
+    let says = case.says("sharing");
+    assert_eq!(says, "unseen: NVML does not list the processes on 0000:51:00.0");
+}
+
 /// Rank 0 of a step of `tasks` tasks that holds cards 0 to 3, or the first of
 /// them, in some mode.
 fn one_of(tasks: &str, cards: &str, mode: &str, visible: &str, changed: &[(&str, &str)]) -> Scene {
@@ -436,6 +466,14 @@ fn the_expected_cards_are_compared_in_order() {
         assert!(case.says("expect").starts_with(state), "{expected}: {}", case.says("expect"));
     }
     assert!("3,1".parse::<Expected>().is_err());
+    assert!("GPU-".parse::<Expected>().is_err());
+    // Whose number is whose only the driver's list tells; a UUID is one without it.
+    case.scene.inventory = Err("the NVIDIA driver is not loaded".into());
+    case.scene.reach.clear();
+    for (expected, state) in [("rank=2,3", "unseen"), (&[U[2], U[3]].join(","), "ok")] {
+        case.expected = Some(expected);
+        assert!(case.says("expect").starts_with(state), "{expected}: {}", case.says("expect"));
+    }
 }
 
 #[test]
@@ -446,6 +484,78 @@ fn what_cannot_be_looked_at_is_said_and_answers_2() {
     scene.cuda = Err("libcuda.so.1 cannot be loaded".into());
     scene.unfiltered = scene.cuda.clone();
     golden("verify-blind", &Case::on(scene).text());
+}
+
+#[test]
+fn without_the_drivers_list_of_cards_no_list_is_called_wrong_unless_its_text_is() {
+    let blind = |visible: &str| {
+        let mut scene = task(&[("CUDA_VISIBLE_DEVICES", visible)]);
+        scene.inventory = Err("the NVIDIA driver is not loaded".into());
+        scene.reach.clear();
+        scene.cuda = Err("libcuda.so.1 cannot be loaded".into());
+        scene.unfiltered = scene.cuda.clone();
+        Case::on(scene)
+    };
+    let states = |case: &Case| {
+        let word = |name| case.says(name).split(':').next().unwrap().to_owned();
+        (word("variable"), word("list"), exit_code(&case.checks()))
+    };
+    let given = [U[2], U[3]].join(",");
+    let other = [U[3], U[2]].join(",");
+    for (visible, variable, list, code) in [
+        (given.as_str(), "ok", "unseen", 2),
+        ("0,1", "unseen", "unseen", 2),
+        (&other, "WRONG", "unseen", 1),
+        ("", "WRONG", "WRONG", 1),
+        ("-1", "unseen", "WRONG", 1),
+        ("none", "unseen", "WRONG", 1),
+    ] {
+        assert_eq!(states(&blind(visible)), (variable.into(), list.into(), code), "{visible}");
+    }
+    golden("verify-blind-step", &blind("0,1").text());
+    let changed = blind(&other).says("variable");
+    assert!(changed.contains(&format!("{given} -> {other}; the likely hand: ")), "{changed}");
+    // What another process holds is then only told.
+    let mut case = blind(&given);
+    case.other = Some(Other { pid: 100, command: "python train.py".into(), apart: false });
+    assert!(case.says("used").starts_with("note"));
+}
+
+#[test]
+fn cards_whose_uuids_nobody_knows_yet_are_not_called_others() {
+    let mut scene = task(&[]);
+    let mut cards = scene.cards().cards().to_vec();
+    cards.iter_mut().for_each(|card| card.uuid = None);
+    scene.inventory = Ok(gpu_align::device::Inventory::new(cards));
+    scene.gap = Some("the UUIDs of 4 cards are not known".into());
+    scene.cuda = Err("libcuda.so.1 cannot be loaded".into());
+    scene.unfiltered = scene.cuda.clone();
+    let case = Case::on(scene);
+    assert!(case.says("variable").starts_with("ok"), "{}", case.says("variable"));
+    for name in ["list", "kernel"] {
+        assert!(case.says(name).starts_with("unseen"), "{}", case.says(name));
+    }
+    assert_eq!(exit_code(&case.checks()), 2);
+}
+
+#[test]
+fn fc_37_a_daemon_that_was_started_with_fewer_cards_is_the_reason() {
+    // Programs here talk to the daemon in the usual folder, whatever the variable says.
+    let env = [("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), ("CUDA_VISIBLE_DEVICES", "2,3")];
+    let mut case = Case::on(inv4(&[0, 1, 2, 3], &env));
+    case.scene.cuda.as_mut().unwrap().devices.clear();
+    assert!(!case.says("cuda").contains("MPS"));
+    case.mps = Seen::Runs { pid: 77, started_with: StartedWith::List("2,3".into()) };
+    let says = case.says("cuda");
+    let daemon = "the MPS daemon with pid 77, started with CUDA_VISIBLE_DEVICES=2,3, ";
+    assert!(says.starts_with("WRONG: no device, where") && says.contains(daemon), "{says}");
+    assert!(case.says("mps").starts_with("note: under the MPS daemon with pid 77"));
+    // The variable alone runs no daemon; outside of this container one may.
+    let env = [env[0], env[1], ("CUDA_MPS_PIPE_DIRECTORY", "/tmp/mps")];
+    let mut case = Case::on(inv4(&[0, 1, 2, 3], &env));
+    assert!(case.checks().iter().all(|check| check.name != "mps"));
+    case.mps = Seen::NotLooked("it was killed, or runs outside of this container".into());
+    assert!(case.says("mps").starts_with("note: under the MPS daemon of /tmp/mps, indices"));
 }
 
 #[test]
