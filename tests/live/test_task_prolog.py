@@ -1,5 +1,8 @@
 """gpu-align without the plugin, from the TaskProlog as shipped; and beside it, as a witness."""
 # cluster Without: --no-plugin --node tests/nodes/inv8p.json
+# cluster Unbound: --no-plugin --node tests/nodes/inv8p.json
+# cluster Unbound: --slurm 24.11 --no-plugin --node tests/nodes/inv8p.json
+# cluster Unbound: --slurm 26.05 --no-plugin --node tests/nodes/inv8p.json
 # cluster Beside: --node tests/nodes/inv8p.json
 # cluster Unused: --node tests/nodes/unused8.json
 # cluster Strict: --no-plugin --node tests/nodes/unused8.json
@@ -83,6 +86,21 @@ def beside(*lines, words="print=off"):
         os.chmod(script, 0o755)
         configure(f"TaskProlog={script}")
         return run("srun", "-n1", "--gres=gpu:2", f"--gpu-align={words}", "true").stdout
+
+
+class Unbound(unittest.TestCase):
+    """Whatever Slurm leaves of its lists under --gpu-bind=none: 22.05 unsets them."""
+
+    def test_every_task_keeps_all_cards_of_its_step(self):
+        configure(f"TaskProlog={ROOT}/slurm/taskprolog.gpu-align")
+        other = Held(3)
+        try:
+            for count in [1, 2, 3]:
+                tasks, _ = srun(f"-n{count}", "--gres=gpu:3", "--gpu-bind=none")
+                seen = [(task.env.get("SLURM_STEP_GPUS"), task.env.get("CUDA_VISIBLE_DEVICES")) for task in tasks]
+                self.assertEqual([visible for _, visible in seen], [",".join(STEP)] * count, seen)
+        finally:
+            other.end()
 
 
 class Beside(unittest.TestCase):
