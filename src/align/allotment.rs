@@ -116,10 +116,8 @@ enum Held<'a> {
 /// devices, and there nothing tells the two apart.
 fn held<'a>(facts: &Facts<'a>, usable: usize) -> Result<Option<Held<'a>>, Doubt> {
     if let Some(step) = facts.step.filter(|step| !step.is_empty()) {
-        let listed = |position: &u32| facts.positions?.get(*position as usize);
-        let lost = step.iter().filter(|position| listed(position) == Some(&None)).count();
         let open = facts.cards_gone && usable == facts.inventory.devices().count();
-        return Ok(Some(if usable <= step.len() - lost && !open {
+        return Ok(Some(if usable <= step.len() - lost(facts) && !open {
             Held::ByKernel { given: step.len() }
         } else {
             Held::ByList(step)
@@ -154,9 +152,13 @@ fn constrained(facts: &Facts, usable: Vec<Device>, given: usize) -> Result<Decid
             let (devices, caution) = bound_by_variable(facts, &usable, task)?;
             Ok((devices, true, caution))
         }
-        // Slurm bound it to more than it can open: one of its own is lost. Or to fewer, and the
-        // kernel to none: one of the step's is lost, and nothing is constrained.
-        Some(task) if task.len() != usable.len() => Err(missing(facts, &usable, given)),
+        // Slurm bound it to more than it can open: one of its own is lost.
+        Some(task) if task.len() > usable.len() => Err(missing(facts, &usable, given)),
+        // Or to fewer: that is all that a lost card leaves of the step where nothing is
+        // constrained. Without a lost card the kernel is right: Slurm's list may be empty.
+        Some(task) if task.len() < usable.len() && lost(facts) > 0 => {
+            Err(missing(facts, &usable, given))
+        }
         // A task that is bound to all of the step's devices is not bound.
         _ if usable.is_empty() => Err(missing(facts, &usable, given)),
         _ => Ok((usable, bound_by_kernel, None)),
@@ -190,6 +192,13 @@ fn bound_by_name(named: &Positions, usable: &[Device]) -> Result<Vec<Device>, Do
         return Err(Doubt::Missing { given: named.len(), reached: devices.len() });
     }
     Ok(in_pci_order(devices))
+}
+
+/// How many of the step's positions the gres list knows and no card of this node has.
+fn lost(facts: &Facts) -> usize {
+    let Some(positions) = facts.positions else { return 0 };
+    let step = facts.step.unwrap_or_default().iter();
+    step.filter(|&&position| positions.get(position as usize) == Some(&None)).count()
 }
 
 /// Why a step's device cannot be opened: the one that is lost, by name, if the

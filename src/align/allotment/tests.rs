@@ -165,6 +165,14 @@ fn rule_3_a_bound_task_is_not_given_all_that_a_lost_card_leaves_of_its_step() {
 }
 
 #[test]
+fn rule_4_a_binding_by_the_kernel_is_kept_where_slurms_list_is_empty() {
+    let node = node(&[0, 1, 2, 3]); // a mask of cards that the step does not hold: its first one
+    let (list, reach) = (gres(&node, 0..4), cards(&[1]));
+    let step = Facts { step: Some(&[1, 2, 3]), task: Some(&[]), ..facts(&node, &reach, &list) };
+    assert_eq!((decided(&step).devices, decided(&step).bound), (reach.clone(), true));
+}
+
+#[test]
 fn rule_3_behind_a_card_that_autodetect_lost_a_rank_is_another_jobs_card() {
     let node = node(&[0, 1, 3]); // minor 2 fell off
     let all = cards(&[0, 1, 2]);
