@@ -357,6 +357,13 @@ class Exec(unittest.TestCase):
         self.assertEqual(done.stdout.split(), [CARD[1]] * 2)
         self.assertIn("gpu-align:   2 ranks share 1 card\n", done.stderr)
 
+    def test_fc_20_a_rank_that_sruns_mpi_plugin_repeats_is_slurms(self):
+        # As mpi/cray_shasta sets it.
+        script = "PALS_LOCAL_RANKID=$SLURM_LOCALID exec $P exec single -- printenv CUDA_VISIBLE_DEVICES"
+        done = run("srun", "-n2", "--gpus-per-task=1", *QUIET, "bash", "-c", script, env={"P": PROGRAM})
+        self.assertEqual(sorted(done.stdout.split()), CARD[1:3], done.stderr)
+        self.assertNotIn("share", done.stderr)
+
     def test_outside_of_slurm_no_step_is_named(self):
         outside = {"PATH": os.environ["PATH"], "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         done = run("env", "-i", *(f"{name}={value}" for name, value in outside.items()), PROGRAM, "exec", "all", "--", "true")
