@@ -126,9 +126,11 @@ def _apart(arguments, option, witness, folder):
                    "-n3 --gres=gpu:3", folder)
 
 
-def _het(arguments, option, witness, _):
-    first, second = (f"{option} {part} {witness}" for part in arguments.split(" : "))
-    return f"srun -w n1 {first} : -w n2 {second}"
+def _het(arguments, option, witness, folder):
+    # srun mixes the lines of two components when the machine is busy.
+    parts = enumerate(arguments.split(" : "), 1)
+    first, second = (f"-w n{node} --error={folder}/log.{node} {option} {part} {witness}" for node, part in parts)
+    return f"srun {first} : {second}"
 
 
 COMMANDS = {"srun": _srun, "sbatch": _sbatch, "batch": _batch, "overlap": _overlap, "apart": _apart, "het": _het}
