@@ -35,8 +35,8 @@ macro_rules! shared_struct {
         #[repr(C)]
         $vis struct $name { $($(#[$field_meta])* $field_vis $field: $type,)+ }
 
-        // SAFETY: each field is SharedPlain, which the assertion makes the compiler check.
         #[allow(unsafe_code)]
+        // SAFETY: each field is SharedPlain, which the assertion makes the compiler check.
         unsafe impl $crate::spank::SharedPlain for $name {}
         const _: () = {
             const fn plain<T: $crate::spank::SharedPlain>() {}

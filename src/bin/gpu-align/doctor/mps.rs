@@ -5,7 +5,6 @@ use gpu_align::device::clip;
 use super::Patient;
 use super::findings::{Finding, Level, finding};
 use crate::inside::mps::{FOLDER, Seen};
-use crate::inside::scene::VISIBLE;
 
 pub fn finding_of(patient: &Patient) -> Option<Finding> {
     let env = &patient.scene.env;
@@ -23,9 +22,7 @@ pub fn finding_of(patient: &Patient) -> Option<Finding> {
         Seen::NotLooked(_) => "programs run through an MPS daemon".into(),
     };
     let what = folder.map_or_else(|| runs.clone(), |folder| format!("{folder}: {runs}"));
-    let list = env.get(VISIBLE).unwrap_or_default();
-    let by_index = !list.is_empty() && !list.starts_with("GPU-") && !list.starts_with("MIG-");
-    Some(match by_index {
+    Some(match env.lists_indices() {
         true => finding(
             Level::Warning,
             "mps",
@@ -42,6 +39,7 @@ mod tests {
     use super::*;
     use crate::doctor::tests::patient;
     use crate::inside::mps::StartedWith;
+    use crate::inside::scene::VISIBLE;
     use crate::inside::simulated::{node, scene};
 
     #[test]

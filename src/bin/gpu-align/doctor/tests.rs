@@ -198,23 +198,28 @@ fn fc_24_lost_peer_access_is_a_matter_of_performance() {
     assert_eq!(say(&[2, 3]), None);
 }
 
+/// The node's card of this rank, as a NVML that tells nothing more has it.
+fn unasked(patient: &Patient, rank: usize) -> CardUse {
+    let card = patient.scene.cards().cards()[rank].clone();
+    CardUse {
+        pci: card.pci,
+        uuid: card.uuid,
+        total: None,
+        free: None,
+        load: None,
+        compute_mode: None,
+        persistence: None,
+        mig: None,
+        slices: vec![],
+        processes: None,
+    }
+}
+
 #[test]
 fn fc_45_persistence_is_what_nvml_says() {
     let say = |persistence: Option<bool>| {
         let mut patient = patient(scene(&node("tidy4"), &[2], &[]));
-        let card = patient.scene.cards().cards()[2].clone();
-        let card = CardUse {
-            pci: card.pci,
-            uuid: card.uuid,
-            total: None,
-            free: None,
-            load: None,
-            compute_mode: None,
-            persistence,
-            mig: Some(false),
-            slices: vec![],
-            processes: None,
-        };
+        let card = CardUse { persistence, mig: Some(false), ..unasked(&patient, 2) };
         patient.usage = Ok(Usage { cards: vec![card], ..Usage::default() });
         let mut found = findings::findings(&patient).into_iter();
         found.find(|finding| finding.what.contains("persistence")).map(|finding| finding.what)
@@ -227,19 +232,7 @@ fn fc_45_persistence_is_what_nvml_says() {
 fn a_card_in_mig_mode_without_slices_is_wrong() {
     let say = |name: &str, slices: Vec<_>| {
         let mut patient = patient(scene(&node(name), &[0], &[]));
-        let card = patient.scene.cards().cards()[0].clone();
-        let card = CardUse {
-            pci: card.pci,
-            uuid: card.uuid,
-            total: None,
-            free: None,
-            load: None,
-            compute_mode: None,
-            persistence: None,
-            mig: Some(true),
-            slices,
-            processes: None,
-        };
+        let card = CardUse { mig: Some(true), slices, ..unasked(&patient, 0) };
         patient.usage = Ok(Usage { cards: vec![card], ..Usage::default() });
         let found = findings::findings(&patient).into_iter().find(|f| f.what.contains("MIG mode"));
         found.map(|finding| (finding.level, finding.what))

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use super::scene::VISIBLE;
+
 /// Variables by name; what is not UTF-8 is kept readable, not exact.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Env(pub BTreeMap<String, String>);
@@ -33,6 +35,12 @@ impl Env {
 
     pub fn number(&self, name: &str) -> Option<usize> {
         self.get(name)?.trim().parse().ok()
+    }
+
+    /// Whether CUDA_VISIBLE_DEVICES names devices by index, not by UUID.
+    pub fn lists_indices(&self) -> bool {
+        let list = self.get(VISIBLE).unwrap_or_default();
+        !list.is_empty() && !list.starts_with("GPU-") && !list.starts_with("MIG-")
     }
 
     /// The environment without some of its variables.

@@ -44,13 +44,12 @@ pub fn blind_scene(env: Env, why: &str) -> Scene {
 /// fastest card first and only CUDA knows which that is.
 pub fn quick_scene(env: Env) -> Scene {
     let mut scene = without_cuda(env);
-    let list = scene.env.get(VISIBLE).unwrap_or_default();
-    let by_index = !list.is_empty() && !list.starts_with("GPU-") && !list.starts_with("MIG-");
     let models = scene.reach.iter().map(|device| &scene.cards().card(*device).model);
     let mut models: Vec<&String> = models.collect();
     models.dedup();
     let unknown = scene.reach.iter().any(|device| scene.cards().uuid(*device).is_none());
-    let by_speed = by_index && models.len() > 1 && scene.env.get(ORDER) != Some(PCI_ORDER);
+    let by_speed =
+        scene.env.lists_indices() && models.len() > 1 && scene.env.get(ORDER) != Some(PCI_ORDER);
     if by_speed || unknown {
         ask_cuda(&mut scene);
     }

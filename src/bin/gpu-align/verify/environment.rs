@@ -250,8 +250,7 @@ impl Evidence<'_> {
 
     /// Indices under an MPS daemon, which counts the cards that it was started with.
     pub fn mps(&self) -> Option<Check> {
-        let list = self.scene.env.get(VISIBLE)?;
-        if list.is_empty() || list.starts_with("GPU-") || list.starts_with("MIG-") {
+        if !self.scene.env.lists_indices() {
             return None;
         }
         let daemon = self.daemon()?;
