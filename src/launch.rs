@@ -9,7 +9,7 @@ use crate::align::policy::{Ids, Policy};
 use crate::align::{Caution, Doubt};
 use crate::board::MAX_DEVICES;
 use crate::device::{Device, Inventory};
-use crate::slurm::step::{Said, first_place, task_numbers, task_uuids};
+use crate::slurm::step::{Said, binds, first_place, task_numbers, task_uuids};
 
 /// What is known of a step on this node before its tasks start.
 #[derive(Clone, Debug)]
@@ -47,6 +47,31 @@ pub struct Decision {
     pub variables: Vec<(&'static str, String)>,
 }
 
+/// More tasks than nodes have CPUs; deciding for all must not hold up the first.
+const MAX_FORESEEN: usize = 512;
+
+/// What the tasks of a step get, decided before they are forked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Foreseen<T> {
+    /// What each of them has to reach for it, in PCI order.
+    reach: Vec<Device>,
+    /// By local rank.
+    tasks: Vec<T>,
+}
+
+impl<T> Foreseen<T> {
+    /// What was foreseen for a task, if it reaches what was expected and Slurm did not bind it:
+    /// then [`Step::decide`] would say the same.
+    pub fn holds(
+        &self,
+        local: usize,
+        reach: &[Device],
+        env: impl Fn(&str) -> Option<String>,
+    ) -> Option<&T> {
+        (reach == self.reach && !binds(env)).then(|| self.tasks.get(local)).flatten()
+    }
+}
+
 impl Step {
     /// Decides for the task with local rank `local`.
     ///
@@ -71,6 +96,26 @@ impl Step {
             Some(why) if matches!(doubt, Doubt::Placeholder(_)) => why.clone(),
             _ => doubt.to_string(),
         })
+    }
+
+    /// Decides for every task as it will be in most steps: Slurm binds none, and each reaches
+    /// what the step was given. `None` where that cannot be known before, or `ready` fails.
+    ///
+    /// Each task starts cold, as a process of its own: it checks a decision in a third of the time
+    /// that it takes to decide.
+    pub fn foresee<T>(&self, ready: impl Fn(Decision) -> Option<T>) -> Option<Foreseen<T>> {
+        let inventory = self.inventory.as_ref().ok()?;
+        // An index counts all that a task reaches, and is not for MPS or a container.
+        if self.policy.ids == Ids::Index || self.tasks > MAX_FORESEEN {
+            return None;
+        }
+        let (list, held) = (self.positions.as_ref()?, self.said.positions.as_ref()?);
+        let device_at = |&position: &u32| *list.get(position as usize)?;
+        let held: Vec<Device> = held.iter().map(device_at).collect::<Option<_>>()?;
+        let reach: Vec<Device> = inventory.devices().filter(|d| held.contains(d)).collect();
+        let task = |local| ready(self.decide(local, &reach, |_| None, |_| None).ok()??);
+        let tasks = (0..self.tasks).map(task).collect::<Option<_>>()?;
+        Some(Foreseen { reach, tasks })
     }
 
     fn decide_among(

@@ -1,19 +1,23 @@
 //! The hooks: what happens when, in which process. No decision is made here.
 //!
 //! slurmstepd reads the node, the gres list and the step's variables as root
-//! before it forks ([`init_post_opt`]); each task asks the kernel and decides
-//! for itself, last thing before its program starts ([`task_init`]).
+//! before it forks, and foresees each task's part ([`init_post_opt`]); each task
+//! asks the kernel and decides for itself if that is another, last thing before
+//! its program starts ([`task_init`]).
 
+use std::borrow::Cow;
 use std::ffi::{CString, NulError};
 use std::path::Path;
 use std::time::Duration;
 
+use crate::align::Caution;
+use crate::align::plan::Plan;
 use crate::align::policy::{Policy, Print, WordError, Words};
 use crate::board::{Board, Slot};
 use crate::device::{Device, Inventory, clip};
-use crate::launch::{self, Step};
+use crate::launch::{self, Decision, Foreseen, Step};
 use crate::node::gather::{Gathered, gather};
-use crate::reach::{may_open, reach};
+use crate::reach::{self, Nodes, may_open};
 use crate::report::{MAX_BYTES, Outcome as Fate, Report, Task, bounded};
 use crate::slurm::files;
 use crate::slurm::gres_conf::GresError;
@@ -49,6 +53,8 @@ struct Plugin {
 struct Running {
     step: Step,
     devices: Vec<Device>,
+    nodes: Vec<Nodes>,
+    foreseen: Option<Foreseen<Ready>>,
     board: Option<SharedSlots<Slot>>,
     /// Local task 0's stderr, for the report; slurmstepd keeps it until the
     /// last task is forked, or the stream would never end.
@@ -56,6 +62,21 @@ struct Running {
     forked: usize,
     /// slurmstepd's own process; a task is another one.
     stepd: u32,
+}
+
+/// A decision, its variables as Slurm takes them.
+#[derive(Clone)]
+struct Ready {
+    plan: Plan,
+    cautions: Vec<Caution>,
+    variables: Vec<(CString, CString)>,
+}
+
+impl Ready {
+    fn of(decision: Decision) -> Result<Ready, String> {
+        let Decision { plan, cautions, variables } = decision;
+        Ok(Ready { plan, cautions, variables: c_strings(variables)? })
+    }
 }
 
 impl Plugin {
@@ -187,6 +208,7 @@ impl Running {
     fn gather(spank: &Spank<'_>, plugin: &Plugin) -> Option<Running> {
         // What stays of this must not break up the block, or every task pays for a new one.
         let _room = SetenvRoom::new();
+        spank.prepare_tasks();
         let env = environment(spank);
         let kind = Kind::of(spank.step_id().ok()?);
         // Words that are not understood still ask for something: a doubt to be said (rule 6).
@@ -225,9 +247,13 @@ impl Running {
             gap,
         };
         let devices = step.inventory.iter().flat_map(Inventory::devices).collect();
+        let nodes = step.inventory.iter().flat_map(reach::nodes).collect();
+        let foreseen = step.foresee(|decision| Ready::of(decision).ok());
         Some(Running {
             step,
             devices,
+            nodes,
+            foreseen,
             board: None,
             log: None,
             forked: 0,
@@ -240,11 +266,17 @@ impl Running {
         let room = SetenvRoom::new();
         let local = spank.task_id().ok()?;
         let env = environment(spank);
-        let reached = self.step.inventory.as_ref().map(|known| reach(known, may_open));
-        let decision =
-            self.step.decide(local as usize, &reached.unwrap_or_default(), &env, |held| {
-                self.board()?.turn(local as usize, held, PATIENCE)
-            });
+        let reached = reach::reach(&self.nodes, may_open);
+        let decide = || {
+            let turn = |held: &[Device]| self.board()?.turn(local as usize, held, PATIENCE);
+            let decision = self.step.decide(local as usize, &reached, &env, turn)?;
+            decision.map(|decision| Ready::of(decision).map(Cow::Owned)).transpose()
+        };
+        let foreseen = self.foreseen.as_ref();
+        let ready = match foreseen.and_then(|all| all.holds(local as usize, &reached, &env)) {
+            Some(ready) => Ok(Some(Cow::Borrowed(ready))),
+            None => decide(),
+        };
         let old_order = env("CUDA_DEVICE_ORDER").filter(|order| order != "PCI_BUS_ID");
         let mut task = Task {
             // Slurm's item counts within a component of a heterogeneous step.
@@ -257,20 +289,21 @@ impl Running {
             replaced_order: None,
             outcome: Fate::Silent,
         };
-        match decision {
-            Ok(None) => {}
-            Ok(Some(decision)) => {
-                task.cautions = decision.cautions;
-                task.outcome = match set(spank, decision.variables, room) {
-                    Ok(()) => Fate::Aligned(decision.plan),
+        task.outcome = match ready {
+            Ok(None) => Fate::Silent,
+            Ok(Some(ready)) => {
+                task.cautions.clone_from(&ready.cautions);
+                match set(spank, &ready.variables, room) {
+                    Ok(()) => Fate::Aligned(ready.plan.clone()),
                     Err(why) => Fate::Left(why),
-                };
+                }
             }
             Err(why) => {
-                let why = set(spank, launch::doubtful_variables(), room).err().unwrap_or(why);
-                task.outcome = Fate::Left(why);
+                let set = c_strings(launch::doubtful_variables())
+                    .and_then(|variables| set(spank, &variables, room));
+                Fate::Left(set.err().unwrap_or(why))
             }
-        }
+        };
         if task.outcome != Fate::Silent {
             task.replaced_order = old_order.map(|order| clip(&order));
         }
@@ -349,18 +382,19 @@ impl Running {
     }
 }
 
+fn c_strings(variables: Vec<(&str, String)>) -> Result<Vec<(CString, CString)>, String> {
+    let pair = |(name, value)| Ok((CString::new(name)?, CString::new(value)?));
+    let pairs: Result<_, NulError> = variables.into_iter().map(pair).collect();
+    pairs.map_err(|why| why.to_string())
+}
+
 fn set(
     spank: &Spank<'_>,
-    variables: Vec<(&'static str, String)>,
+    variables: &[(CString, CString)],
     room: SetenvRoom,
 ) -> Result<(), String> {
-    let variables = variables
-        .into_iter()
-        .map(|(name, value)| Ok((CString::new(name)?, CString::new(value)?)))
-        .collect::<Result<Vec<_>, NulError>>()
-        .map_err(|why| why.to_string())?;
     drop(room);
-    for (name, value) in &variables {
+    for (name, value) in variables {
         spank.setenv(name, value).map_err(|why| {
             format!("{} could not be set ({why}); ask the admin", name.to_string_lossy())
         })?;

@@ -8,21 +8,37 @@ use std::path::Path;
 
 use crate::device::{Device, Inventory};
 
-/// The devices for which `opens` says yes, in PCI order.
-///
-/// `opens` gets a path below /dev. A slice needs three nodes: its card's, its
-/// GPU instance's and its compute instance's.
-pub fn reach(inventory: &Inventory, opens: impl Fn(&str) -> bool) -> Vec<Device> {
-    let card_opens: Vec<bool> =
-        inventory.cards().iter().map(|card| opens(&format!("/dev/nvidia{}", card.minor))).collect();
-    let cap_opens = |minor: &u32| opens(&format!("/dev/nvidia-caps/nvidia-cap{minor}"));
-    inventory
-        .devices()
-        .filter(|&device| {
-            let slice = inventory.slice(device);
-            card_opens[device.card] && slice.is_none_or(|s| s.cap_minors.iter().all(cap_opens))
-        })
-        .collect()
+/// The device nodes that a process needs to open one device. A slice needs
+/// three: its card's, its GPU instance's and its compute instance's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nodes {
+    pub device: Device,
+    /// Below /dev.
+    pub paths: Vec<String>,
+}
+
+/// The nodes of every device, in PCI order. They are spelt before tasks are
+/// forked: what is left for each task is to ask the kernel.
+pub fn nodes(inventory: &Inventory) -> Vec<Nodes> {
+    let of = |device: Device| {
+        let caps = inventory.slice(device).into_iter().flat_map(|slice| slice.cap_minors);
+        let card = format!("/dev/nvidia{}", inventory.card(device).minor);
+        let caps = caps.map(|minor| format!("/dev/nvidia-caps/nvidia-cap{minor}"));
+        Nodes { device, paths: std::iter::once(card).chain(caps).collect() }
+    };
+    inventory.devices().map(of).collect()
+}
+
+/// The devices for which `opens` says yes to each of their nodes.
+pub fn reach(nodes: &[Nodes], opens: impl Fn(&str) -> bool) -> Vec<Device> {
+    // A loop of its own: every far part of the file that a task runs is a page fault.
+    let mut reached = Vec::with_capacity(nodes.len());
+    for Nodes { device, paths } in nodes {
+        if paths.iter().all(|path| opens(path)) {
+            reached.push(*device);
+        }
+    }
+    reached
 }
 
 /// Whether this process may read and write the device node at `path`.
@@ -62,17 +78,17 @@ mod tests {
 
     #[test]
     fn a_card_is_reached_through_its_minor() {
-        let reached = reach(&node(), |path| path == "/dev/nvidia0");
+        let reached = reach(&nodes(&node()), |path| path == "/dev/nvidia0");
         assert_eq!(reached, [Device::whole(1)]);
     }
 
     #[test]
     fn a_slice_needs_its_card_and_both_of_its_capability_nodes() {
-        let nodes =
+        let open =
             ["/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap32"];
-        let reached = reach(&node(), |path| nodes.contains(&path));
+        let reached = reach(&nodes(&node()), |path| open.contains(&path));
         assert_eq!(reached, [Device { card: 0, slice: Some(1) }]);
-        assert_eq!(reach(&node(), |path| path != "/dev/nvidia1"), [Device::whole(1)]);
+        assert_eq!(reach(&nodes(&node()), |path| path != "/dev/nvidia1"), [Device::whole(1)]);
     }
 
     #[test]

@@ -157,6 +157,15 @@ proptest! {
     }
 
     #[test]
+    fn what_no_binding_changes_is_foreseen(step in launched()) {
+        let plan = step.world.plan();
+        let unbound = step.sets.len() == 1 && !step.world.words.contains("ids=index");
+        for (foreseen, decision) in step.world.foreseen().into_iter().zip(plan) {
+            prop_assert_eq!(foreseen, decision.ok().flatten().filter(|_| unbound));
+        }
+    }
+
+    #[test]
     fn ranks_are_spread_evenly_and_leave_no_card_idle(step in launched()) {
         let Launched { world, sets, groups } = &step;
         let plan = world.plan();

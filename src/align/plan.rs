@@ -148,7 +148,7 @@ pub fn cuda_visible_devices(
 pub fn uuid(device: Device, inventory: &Inventory) -> Result<String, Doubt> {
     inventory
         .uuid(device)
-        .map(|uuid| uuid.to_string())
+        .map(|uuid| uuid.as_str().to_owned())
         .ok_or(Doubt::Placeholder(inventory.card(device).pci))
 }
 

@@ -100,8 +100,8 @@ pub fn task_uuids(env: impl Fn(&str) -> Option<String>) -> Option<Vec<Uuid>> {
 /// `SLURMD_TRES_BIND` says so; it can be stale in an srun inside a step, which
 /// the allotment checks against the reach.
 pub fn binds(env: impl Fn(&str) -> Option<String>) -> bool {
-    let binding = env("SLURMD_TRES_BIND").unwrap_or_default();
-    binding.contains("gpu") && !binding.contains("gpu:none")
+    env("SLURMD_TRES_BIND")
+        .is_some_and(|binding| binding.contains("gpu") && !binding.contains("gpu:none"))
 }
 
 /// CUDA_VISIBLE_DEVICES of a task that Slurm binds to devices.

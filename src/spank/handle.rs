@@ -70,7 +70,7 @@ impl Spank<'_> {
     /// Only in slurmstepd; in srun, sbatch and salloc the environment is the process's own.
     pub fn getenv(&self, name: &CStr) -> Result<Option<String>, SpankError> {
         // A task's first large allocation costs it hundreds of page faults: few values need one.
-        match self.getenv_into(name, &mut [0; 4096]) {
+        match self.getenv_into(name, &mut [0; 1024]) {
             Err(why) if why.is_no_space() => {}
             settled => return settled,
         }
@@ -104,6 +104,11 @@ impl Spank<'_> {
         // SAFETY: `raw` is this hook's handle; both texts are C strings that Slurm copies.
         let code = unsafe { call(self.raw, name.as_ptr(), value.as_ptr(), 1) };
         answer(calls::SETENV.name(), code)
+    }
+
+    /// Looks up, before tasks are forked, what only they call, so that each need not do it again.
+    pub fn prepare_tasks(&self) {
+        let _ = calls::SETENV.get();
     }
 
     /// The job's number.

@@ -4,7 +4,7 @@
 use gpu_align::align::plan::Turn;
 use gpu_align::device::{Card, Device, Inventory, Minor, Slice};
 use gpu_align::launch::{Decision, Step};
-use gpu_align::reach::reach;
+use gpu_align::reach::{nodes, reach};
 use sim_node::{DeviceFile, Node};
 
 /// The cards of a simulated node that its driver lists, which is in no order.
@@ -45,7 +45,7 @@ pub struct Player<'a> {
 
 impl Player<'_> {
     pub fn reach(&self, inventory: &Inventory) -> Vec<Device> {
-        reach(inventory, |path| device_file(path).is_some_and(self.opens))
+        reach(&nodes(inventory), |path| device_file(path).is_some_and(self.opens))
     }
 
     /// The UUIDs of `cuda:0`, `cuda:1`, … under the variables that were decided.
@@ -62,10 +62,11 @@ impl Player<'_> {
     }
 }
 
+static NO_CARDS: Inventory = Inventory::empty();
+
 /// Decides for every task of a node, by local rank. Tasks that Slurm bound to
 /// the same devices get their turns as the board gives them.
 pub fn play(step: &Step, tasks: &[Player]) -> Vec<Result<Option<Decision>, String>> {
-    static NO_CARDS: Inventory = Inventory::empty();
     let inventory = step.inventory.as_ref().unwrap_or(&NO_CARDS);
     let decide = |local: usize, turn: &mut dyn FnMut(&[Device]) -> Option<Turn>| {
         let task = &tasks[local];
@@ -85,5 +86,22 @@ pub fn play(step: &Step, tasks: &[Player]) -> Vec<Result<Option<Decision>, Strin
         rank: published[..local].iter().filter(|held| **held == published[local]).count(),
         of: published.iter().filter(|held| **held == published[local]).count(),
     };
-    (0..tasks.len()).map(|local| decide(local, &mut |_| Some(turn_of(local)))).collect()
+    let decided: Vec<_> =
+        (0..tasks.len()).map(|local| decide(local, &mut |_| Some(turn_of(local)))).collect();
+    for (decision, foreseen) in decided.iter().zip(foreseen(step, tasks)) {
+        if let Some(foreseen) = foreseen {
+            assert_eq!(decision, &Ok(Some(foreseen)), "decided other than foreseen");
+        }
+    }
+    decided
+}
+
+/// What a task takes as foreseen instead of deciding for itself.
+pub fn foreseen(step: &Step, tasks: &[Player]) -> Vec<Option<Decision>> {
+    let inventory = step.inventory.as_ref().unwrap_or(&NO_CARDS);
+    let all = step.foresee(Some);
+    let of = |(local, task): (usize, &Player)| {
+        all.as_ref()?.holds(local, &task.reach(inventory), task.env).cloned()
+    };
+    tasks.iter().enumerate().map(of).collect()
 }

@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select, subsequence};
 use sim_node::{Card, DeviceFile, Node, Pci};
 
-use crate::played::{Player, inventory, play};
+use crate::played::{Player, foreseen, inventory, play};
 
 /// A node, and how its gres list numbers it.
 #[derive(Clone)]
@@ -72,7 +72,16 @@ impl Site {
 
 impl World {
     pub fn plan(&self) -> Vec<Result<Option<Decision>, String>> {
-        let step = Step {
+        self.with_players(|players| play(&self.step(), players))
+    }
+
+    /// What each task takes as foreseen.
+    pub fn foreseen(&self) -> Vec<Option<Decision>> {
+        self.with_players(|players| foreseen(&self.step(), players))
+    }
+
+    fn step(&self) -> Step {
+        Step {
             node: "n1".into(),
             name: "1.0".into(),
             policy: Policy::resolve([&self.words.parse::<Words>().unwrap()]),
@@ -83,8 +92,7 @@ impl World {
             said: Said::read(Kind::Normal, |name| value(&self.step, name)),
             reading: self.site.reading,
             tasks: self.tasks.len(),
-        };
-        self.with_players(|players| play(&step, players))
+        }
     }
 
     /// What CUDA makes of a decision in one task.

@@ -18,7 +18,7 @@ use gpu_align::device::{Device, Inventory};
 use gpu_align::launch::{self, Decision, Step};
 use gpu_align::node::gather::{Gathered, Sources, gather};
 use gpu_align::node::record;
-use gpu_align::reach::{may_open, reach};
+use gpu_align::reach::{may_open, nodes, reach};
 use gpu_align::report::{Outcome, Report, Task};
 use gpu_align::slurm::files;
 use gpu_align::slurm::gres_conf::GresError;
@@ -143,7 +143,7 @@ impl TaskProlog {
             gap,
         };
         let reached: Vec<Device> =
-            step.inventory.as_ref().map(|known| reach(known, may_open)).unwrap_or_default();
+            step.inventory.as_ref().map(|known| reach(&nodes(known), may_open)).unwrap_or_default();
         let decided = step.decide(local as usize, &reached, variable, |_| None);
         if let Ok(None) = decided {
             return false;
@@ -222,7 +222,8 @@ fn step_said() -> (Option<u32>, Kind, Said) {
 /// Whether a value of CUDA_VISIBLE_DEVICES names other devices than the UUIDs
 /// that were meant. An index whose UUID cannot be told is no change.
 fn differs(value: &str, meant: &str, known: Option<&Inventory>) -> bool {
-    let reached: Vec<Device> = known.map(|known| reach(known, may_open)).unwrap_or_default();
+    let reached: Vec<Device> =
+        known.map(|known| reach(&nodes(known), may_open)).unwrap_or_default();
     let other = |(word, meant): (&str, &str)| match (word.parse::<usize>(), known) {
         (Err(_), _) => word != meant,
         (Ok(_), None) => false,

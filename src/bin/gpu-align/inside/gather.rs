@@ -6,7 +6,7 @@ use std::time::Duration;
 use gpu_align::device::{Device, Inventory};
 use gpu_align::node::gather::{self, Sources};
 use gpu_align::node::record;
-use gpu_align::reach::{may_open, reach};
+use gpu_align::reach::{may_open, nodes, reach};
 use gpu_align::slurm::gres_list::GresList;
 
 use super::env::Env;
@@ -82,7 +82,7 @@ fn without_cuda(env: Env) -> Scene {
     let cpus = own_cpus();
     let known = inventory.as_ref().ok();
     Scene {
-        reach: known.map(|known| reach(known, may_open)).unwrap_or_default(),
+        reach: known.map(|known| reach(&nodes(known), may_open)).unwrap_or_default(),
         near: known.map(|known| near(root, known, &cpus)).unwrap_or_default(),
         positions: known.map_or(Ok(None), |known| positions(&env, known)),
         cpus: cpu_list(&cpus),

@@ -3,7 +3,7 @@
 
 use gpu_align::cuda::{Answer, CallError, CudaDevice};
 use gpu_align::device::{Card, Inventory, Minor, Slice};
-use gpu_align::reach::reach;
+use gpu_align::reach::{nodes, reach};
 use sim_node::{DeviceFile, Node};
 
 use super::env::Env;
@@ -48,7 +48,7 @@ pub fn scene(node: &Node, minors: &[u32], env: &[(&str, &str)]) -> Scene {
         None => false,
     };
     Scene {
-        reach: reach(&inventory, opens),
+        reach: reach(&nodes(&inventory), opens),
         near: inventory.cards().iter().map(|card| card.numa == Some(0)).collect(),
         cpus: "0-3".into(),
         positions: Ok(None),
