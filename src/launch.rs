@@ -47,8 +47,8 @@ pub struct Decision {
     pub variables: Vec<(&'static str, String)>,
 }
 
-/// More tasks than nodes have CPUs; deciding for all must not hold up the first.
-const MAX_FORESEEN: usize = 512;
+/// Deciding for all must not hold up the first: 128 take half a millisecond.
+const MAX_FORESEEN: usize = 128;
 
 /// What the tasks of a step get, decided before they are forked.
 #[derive(Clone, Debug, PartialEq, Eq)]
