@@ -8,7 +8,6 @@ use gpu_align::slurm::conf;
 use gpu_align::spank;
 
 use crate::inside::env::Env;
-use crate::inside::gather::slurm_folders;
 use crate::release;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -73,8 +72,9 @@ impl Plugin {
     }
 
     fn configured(env: &Env, inside: bool) -> Plugin {
-        let folders = slurm_folders(env);
-        let Some(folder) = folders.iter().find(|folder| folder.join("slurm.conf").is_file()) else {
+        let places = env.places_of("slurm.conf");
+        let place = places.iter().find(|path| path.is_file()).and_then(|path| path.parent());
+        let Some(folder) = place else {
             let why = "Slurm's configuration: no slurm.conf can be read here".to_owned();
             let unseen = inside.then_some(why).into_iter().collect();
             return Plugin { unseen, ..Plugin::default() };
