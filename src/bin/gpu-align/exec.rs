@@ -184,7 +184,7 @@ fn is_bound(scene: &Scene, rank: &LocalRank, held: usize) -> bool {
 }
 
 fn said(scene: &Scene, policy: &Policy, rank: &LocalRank, decision: &Decision) -> String {
-    let place = scene.step_name().map(|name| name.replace("step ", "").replace("job ", ""));
+    let step = scene.place().map(|(_, name)| name);
     let local = rank.rank as u32;
     let ranks: &[&str] = match rank.is_slurms {
         true => &["SLURM_PROCID"],
@@ -202,7 +202,7 @@ fn said(scene: &Scene, policy: &Policy, rank: &LocalRank, decision: &Decision) -
     let tasks = [task];
     let report = Report {
         node: &scene.node_name(),
-        step: place.as_deref(),
+        step: step.as_deref(),
         policy,
         inventory: scene.cards(),
         tasks: &tasks,

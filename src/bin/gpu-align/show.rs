@@ -198,7 +198,7 @@ impl View {
         View {
             schema: 1,
             node: scene.node_name(),
-            place: scene.step_name(),
+            place: scene.place().map(|(word, name)| format!("{word} {name}")),
             local_rank: scene.in_job().then(|| scene.env.number("SLURM_LOCALID")).flatten(),
             order: scene.env.owned(ORDER),
             visible: scene.env.owned(crate::inside::scene::VISIBLE),

@@ -83,12 +83,13 @@ impl Scene {
         self.env.get("SLURM_JOB_ID").is_some()
     }
 
-    /// `12.3`, `12.batch`, `job 12`: what part of which job this is.
-    pub fn step_name(&self) -> Option<String> {
+    /// What part of which job this is, and what to call it: `("step", "12.3")`;
+    /// `("job", "12")` where Slurm gives the step no number.
+    pub fn place(&self) -> Option<(&'static str, String)> {
         let job = self.env.get("SLURM_JOB_ID")?;
         match self.env.get("SLURM_STEP_ID").or_else(|| self.env.get("SLURM_STEPID")) {
-            Some(step) if step.parse::<u16>().is_ok() => Some(format!("step {job}.{step}")),
-            _ => Some(format!("job {job}")),
+            Some(step) if step.parse::<u16>().is_ok() => Some(("step", format!("{job}.{step}"))),
+            _ => Some(("job", job.to_owned())),
         }
     }
 
@@ -120,7 +121,7 @@ impl Scene {
     pub fn step(&self, policy: Policy, tasks: usize) -> Step {
         Step {
             node: self.node_name(),
-            name: self.step_name().unwrap_or_default().replace("step ", ""),
+            name: self.place().map(|(_, name)| name).unwrap_or_default(),
             policy,
             inventory: self.inventory.clone(),
             gap: self.gap.clone(),
@@ -314,4 +315,22 @@ pub fn near(root: &Path, inventory: &Inventory, cpus: &[usize]) -> Vec<bool> {
         .iter()
         .map(|card| near_cpus(card).is_some_and(|list| share_a_cpu(&list, cpus)))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inside::simulated::{node, scene};
+
+    #[test]
+    fn a_step_is_named_as_the_plugin_names_it() {
+        let name = |env: &[(&str, &str)]| {
+            scene(&node("tidy4"), &[0], env).step(Policy::resolve([]), 1).name
+        };
+        let (job, step) = (("SLURM_JOB_ID", "12"), ("SLURM_STEP_ID", "3"));
+        assert_eq!(name(&[job, step]), "12.3");
+        assert_eq!(name(&[job]), "12");
+        assert_eq!(name(&[job, ("SLURM_STEP_ID", "4294967291")]), "12");
+        assert_eq!(name(&[]), "");
+    }
 }
