@@ -22,6 +22,19 @@ pub fn candidates_of(slurm_conf: Option<&Path>, name: &str) -> Vec<PathBuf> {
     beside.into_iter().chain(usual).map(|folder| folder.join(name)).collect()
 }
 
+/// The first of these files that is there. A folder that may not be searched
+/// hides whether it is, which is an error.
+pub fn first(places: impl IntoIterator<Item = PathBuf>) -> Result<Option<PathBuf>, ConfError> {
+    for path in places {
+        match path.try_exists() {
+            Ok(true) => return Ok(Some(path)),
+            Ok(false) => {}
+            Err(source) => return Err(ConfError::Read { path, source }),
+        }
+    }
+    Ok(None)
+}
+
 /// The gres list; `None` where no gres.conf is found. One that cannot be
 /// understood hides the others: they are not slurmd's. So does the site's `own`,
 /// whether it is there or not: a wrong path is to be said.
