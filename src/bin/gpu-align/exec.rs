@@ -5,9 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use clap::Args;
-use gpu_align::align::plan::{self, Turn};
+use gpu_align::align::plan::Turn;
 use gpu_align::align::policy::{Mode, Policy, Print, Words};
-use gpu_align::device::Device;
 use gpu_align::launch::{self, Decision};
 use gpu_align::ranks::{LocalRank, local_rank};
 use gpu_align::report::{Outcome, Report, Task};
@@ -16,7 +15,7 @@ use gpu_align::slurm::step::Said;
 use crate::become_command;
 use crate::inside::env::Env;
 use crate::inside::gather;
-use crate::inside::scene::{ORDER, PCI_ORDER, Scene, VISIBLE};
+use crate::inside::scene::{ORDER, PCI_ORDER, Scene};
 use crate::inside::screen::count;
 
 const EXAMPLES: &str = "\
@@ -154,25 +153,20 @@ fn decide(scene: &Scene, policy: &Policy, rank: &LocalRank) -> Result<Option<Dec
         true => (0, 1),
         false => (rank.rank, rank.size.unwrap_or(rank.rank + 1)),
     };
+    if held.is_empty() {
+        return Ok(None);
+    }
     let mut step = scene.step(policy.clone(), of);
-    // The launcher's allotment is settled: what is left is to share it out.
+    // The launcher's allotment is settled: it is all that there is to give, in the order
+    // of Slurm's list, and what is left is to share it out.
+    let listed = step.positions.take().unwrap_or_default();
+    held.sort_by_key(|&device| listed.iter().position(|&at| at == Some(device)));
     step.said = Said { positions: None, count: Some(held.len()) };
+    step.positions = Some(held.into_iter().map(Some).collect());
     let settled =
         |name: &str| (name != "SLURMD_TRES_BIND").then(|| scene.env.owned(name)).flatten();
-    let turn = |_: &[Device]| Some(Turn { rank: local, of });
-    let Some(mut decision) = step.decide(local, &held, settled, turn)? else {
-        return Ok(None);
-    };
     // Indices count all that this process may open, not only what it holds.
-    decision.plan.ids = plan::written(decision.plan.ids, &scene.reach);
-    let list = plan::cuda_visible_devices(&decision.plan, &scene.reach, scene.cards());
-    let list = list.map_err(|doubt| doubt.to_string())?;
-    for (name, value) in &mut decision.variables {
-        if *name == VISIBLE {
-            value.clone_from(&list);
-        }
-    }
-    Ok(Some(decision))
+    step.decide(local, &scene.reach, settled, |_| Some(Turn { rank: local, of }))
 }
 
 /// Whether the ranks are Slurm's tasks and this one's devices, `held` of them,
@@ -225,7 +219,10 @@ fn said(scene: &Scene, policy: &Policy, rank: &LocalRank, decision: &Decision) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::inside::scene::VISIBLE;
     use crate::inside::simulated::{golden, node, scene};
+    use gpu_align::align::Caution;
+    use gpu_align::device::Device;
 
     fn done(minors: &[u32], env: &[(&str, &str)], words: &str, rank: usize, of: usize) -> Done {
         let words = words.parse().unwrap();
@@ -281,6 +278,28 @@ mod tests {
         let named = done(&[0, 1, 2, 3], &env, "single,ids=index", 1, 4);
         assert_eq!(visible(&named), card(1));
         assert!(named.log.contains("holds UUIDs, not indices"), "{}", named.log);
+    }
+
+    #[test]
+    fn ranks_get_cards_in_slurms_order_where_they_ask_for_it() {
+        let mut scene = scene(&node("tidy4"), &[0, 1, 2, 3], &BATCH);
+        scene.positions = Ok(Some([3, 2, 1, 0].map(|rank| Some(Device::whole(rank))).into()));
+        let policy = Policy::resolve([&"single,order=slurm".parse().unwrap()]);
+        let rank = LocalRank { rank: 0, size: Some(4), source: "LOCAL_RANK", is_slurms: false };
+        assert_eq!(visible(&align(&scene, &policy, &rank)), card(3));
+    }
+
+    #[test]
+    fn fc_38_indices_of_an_unconstrained_node_and_a_container_are_warned_of() {
+        let container = ("NVIDIA_VISIBLE_DEVICES", "0,1");
+        let env = [&BATCH[..3], &[("SLURM_JOB_GPUS", "1,2"), container]].concat();
+        let said = |minors: &[u32], words| done(minors, &env, words, 1, 2).log;
+        let caution = Caution::CountedForContainer.to_string();
+        let warned = said(&[0, 1, 2, 3], "ids=index");
+        assert!(warned.ends_with(&format!("gpu-align:   {caution}\n")), "{warned}");
+        for log in [said(&[0, 1, 2, 3], "ids=uuid"), said(&[1, 2], "ids=index")] {
+            assert!(!log.contains(&caution), "{log}");
+        }
     }
 
     #[test]
