@@ -221,8 +221,9 @@ mod tests {
     use super::*;
     use crate::inside::scene::VISIBLE;
     use crate::inside::simulated::{golden, node, scene};
-    use gpu_align::align::Caution;
+    use gpu_align::align::{Caution, Doubt};
     use gpu_align::device::Device;
+    use gpu_align::slurm::gres_conf::GresError;
 
     fn done(minors: &[u32], env: &[(&str, &str)], words: &str, rank: usize, of: usize) -> Done {
         let words = words.parse().unwrap();
@@ -376,6 +377,23 @@ mod tests {
         assert_eq!(doubt.variables[0], ("CUDA_DEVICE_ORDER", "PCI_BUS_ID".to_owned()));
         assert!(doubt.variables.iter().all(|(name, _)| *name != VISIBLE));
         golden("exec-doubt", &doubt.log);
+    }
+
+    /// What the rank gets whose step holds positions 1 and 2, where all cards can be
+    /// opened and this is known of the gres list.
+    fn where_listed(list: Result<Option<Vec<Option<Device>>>, GresError>) -> Done {
+        let env = [&BATCH[..3], &[("SLURM_JOB_GPUS", "1,2")]].concat();
+        let mut scene = scene(&node("tidy4"), &[0, 1, 2, 3], &env);
+        scene.positions = list;
+        let rank = LocalRank { rank: 0, size: Some(2), source: "LOCAL_RANK", is_slurms: false };
+        align(&scene, &Policy::resolve([]), &rank)
+    }
+
+    #[test]
+    fn fc_41_where_autodetect_lost_a_card_a_rank_is_in_doubt_as_under_the_plugin() {
+        let conf = "/etc/slurm/gres.conf".into();
+        let gone = where_listed(Err(GresError::CardsGone { conf, wanted: 5, found: 4 }));
+        assert!(gone.doubt && gone.log.contains(&Doubt::CardsGone.to_string()), "{}", gone.log);
     }
 
     #[test]

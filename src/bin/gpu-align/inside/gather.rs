@@ -8,6 +8,7 @@ use gpu_align::node::gather::{self, Sources};
 use gpu_align::node::record;
 use gpu_align::reach::{may_open, reach};
 use gpu_align::slurm::files;
+use gpu_align::slurm::gres_conf::GresError;
 
 use super::env::Env;
 use super::scene::{ORDER, PCI_ORDER, Scene, VISIBLE, cpu_list, near};
@@ -102,11 +103,10 @@ fn own_cpus() -> Vec<usize> {
 
 /// The gres list; `Ok(None)` outside of Slurm and where there is no gres.conf.
 /// One that cannot be understood hides the others: they are not slurmd's.
-fn positions(env: &Env, inventory: &Inventory) -> Result<Option<Vec<Option<Device>>>, String> {
+fn positions(env: &Env, inventory: &Inventory) -> Result<Option<Vec<Option<Device>>>, GresError> {
     let Some(node) = env.get("SLURMD_NODENAME") else { return Ok(None) };
-    files::gres_list_at(&env.places_of("gres.conf"), node, inventory)
-        .map(|list| list.map(|list| list.devices()))
-        .map_err(|why| format!("what Slurm's numbers mean: {why}"))
+    let list = files::gres_list_at(&env.places_of("gres.conf"), node, inventory)?;
+    Ok(list.map(|list| list.devices()))
 }
 
 #[cfg(test)]
@@ -126,12 +126,11 @@ mod tests {
         let cards = inventory(&node("tidy4"));
         let gres = folder.path().join("gres.conf");
         std::fs::write(&gres, "Name=gpu oops").unwrap();
-        assert_eq!(positions(&env(1), &cards), Ok(None));
-        let why = positions(&env(2), &cards).unwrap_err();
-        assert!(why.starts_with("what Slurm's numbers mean: /"), "{why}");
+        assert_eq!(positions(&env(1), &cards).unwrap(), None);
+        let why = positions(&env(2), &cards).unwrap_err().to_string();
         assert!(why.contains("gres.conf:1: 'oops'"), "{why}");
         std::fs::write(&gres, "Name=gpu File=/dev/nvidia[0-3]").unwrap();
-        assert_eq!(positions(&env(2), &cards).map(|list| list.map(|list| list.len())), Ok(Some(4)));
+        assert_eq!(positions(&env(2), &cards).unwrap().map(|list| list.len()), Some(4));
     }
 
     #[test]
@@ -143,10 +142,10 @@ mod tests {
         let relative = "../".repeat(conf.len()) + conf.trim_start_matches('/');
         let listed = |conf: String| {
             let variables = [("SLURM_CONF".into(), conf), ("SLURMD_NODENAME".into(), "n1".into())];
-            positions(&Env(variables.into()), &inventory(&node("tidy4")))
+            positions(&Env(variables.into()), &inventory(&node("tidy4"))).unwrap()
         };
         let list = listed(conf);
-        assert!(list.as_ref().unwrap().is_some());
+        assert!(list.is_some());
         assert_ne!(listed(relative), list);
     }
 }

@@ -14,6 +14,7 @@ use gpu_align::cuda::{Answer, CudaDevice};
 use gpu_align::device::{Device, Inventory, Uuid};
 use gpu_align::launch::Step;
 use gpu_align::ranks;
+use gpu_align::slurm::gres_conf::GresError;
 use gpu_align::slurm::step::{self, Kind, Said};
 
 use super::env::Env;
@@ -37,8 +38,8 @@ pub struct Scene {
     pub near: Vec<bool>,
     /// The CPUs that this process may use, as the kernel lists them.
     pub cpus: String,
-    /// The gres list, if there is a gres.conf here; or why it cannot be told, as a sentence.
-    pub positions: Result<Option<Vec<Option<Device>>>, String>,
+    /// The gres list, if there is a gres.conf here; or why it cannot be told.
+    pub positions: Result<Option<Vec<Option<Device>>>, GresError>,
 }
 
 impl Scene {
@@ -125,8 +126,8 @@ impl Scene {
             policy,
             inventory: self.inventory.clone(),
             gap: self.gap.clone(),
-            positions: self.positions.clone().ok().flatten(),
-            cards_gone: false,
+            positions: self.positions.as_ref().ok().cloned().flatten(),
+            cards_gone: matches!(self.positions, Err(GresError::CardsGone { .. })),
             said: self.said(),
             reading: NumberReading::Rank,
             tasks,
@@ -274,7 +275,8 @@ impl Scene {
 
     /// Why the numbers that Slurm gave this step cannot be looked up.
     pub fn unread_numbers(&self) -> Option<String> {
-        self.said().positions.and(self.positions.as_ref().err().cloned())
+        let why = self.positions.as_ref().err()?;
+        self.said().positions.map(|_| format!("what Slurm's numbers mean: {why}"))
     }
 }
 
