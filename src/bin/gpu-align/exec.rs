@@ -147,7 +147,7 @@ fn line(policy: &Policy, why: &str) -> String {
 }
 
 fn decide(scene: &Scene, policy: &Policy, rank: &LocalRank) -> Result<Option<Decision>, String> {
-    let mut held = scene.allotted()?;
+    let (mut held, mut cautions) = scene.allotted_with_cautions()?;
     held.sort();
     let (local, of) = match is_bound(scene, rank, held.len()) {
         true => (0, 1),
@@ -166,7 +166,11 @@ fn decide(scene: &Scene, policy: &Policy, rank: &LocalRank) -> Result<Option<Dec
     let settled =
         |name: &str| (name != "SLURMD_TRES_BIND").then(|| scene.env.owned(name)).flatten();
     // Indices count all that this process may open, not only what it holds.
-    step.decide(local, &scene.reach, settled, |_| Some(Turn { rank: local, of }))
+    let decision = step.decide(local, &scene.reach, settled, |_| Some(Turn { rank: local, of }))?;
+    Ok(decision.map(|decision| {
+        cautions.extend(decision.cautions);
+        Decision { cautions, ..decision }
+    }))
 }
 
 /// Whether the ranks are Slurm's tasks and this one's devices, `held` of them,
@@ -387,6 +391,15 @@ mod tests {
         scene.positions = list;
         let rank = LocalRank { rank: 0, size: Some(2), source: "LOCAL_RANK", is_slurms: false };
         align(&scene, &Policy::resolve([]), &rank)
+    }
+
+    #[test]
+    fn rule_2_numbers_that_are_read_as_ranks_are_called_unverified_as_under_the_plugin() {
+        let list = |ranks: [usize; 4]| Ok(Some(ranks.map(|rank| Some(Device::whole(rank))).into()));
+        let says = |list, caution: Caution| where_listed(list).log.contains(&caution.to_string());
+        assert!(says(Ok(None), Caution::UnknownGresList));
+        assert!(says(list([3, 2, 1, 0]), Caution::NotInPciOrder));
+        assert!(!where_listed(list([0, 1, 2, 3])).log.contains("unverified"));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 
 use std::path::Path;
 
+use gpu_align::align::Caution;
 use gpu_align::align::allotment::Reading as NumberReading;
 use gpu_align::align::plan::Turn;
 use gpu_align::align::policy::Policy;
@@ -202,6 +203,11 @@ impl Scene {
     /// The devices that are this process's to use, in PCI order or as gpu-align
     /// gave them; never more than the kernel lets it open. `Err`: a sentence.
     pub fn allotted(&self) -> Result<Vec<Device>, String> {
+        self.allotted_with_cautions().map(|(devices, _)| devices)
+    }
+
+    /// The same, and what is to be said of it.
+    pub fn allotted_with_cautions(&self) -> Result<(Vec<Device>, Vec<Caution>), String> {
         self.inventory.as_ref().map_err(Clone::clone)?;
         let within = |mut devices: Vec<Device>| {
             devices.retain(|device| self.reach.contains(device));
@@ -210,11 +216,11 @@ impl Scene {
         if let Some(given) = self.given() {
             let cards = self.cards();
             let given = given.iter().filter_map(|uuid| cards.device_of_uuid(uuid)).collect();
-            return Ok(within(given));
+            return Ok((within(given), Vec::new()));
         }
         let narrowed = || self.env.get(VISIBLE).map(|_| self.selected());
         if !self.in_job() {
-            return Ok(narrowed().unwrap_or_else(|| self.reach.clone()));
+            return Ok((narrowed().unwrap_or_else(|| self.reach.clone()), Vec::new()));
         }
         let words = "all".parse().map_err(|why| format!("{why}"))?;
         let step = self.step(Policy::resolve([&words]), 1);
@@ -226,10 +232,11 @@ impl Scene {
                 let narrowed: Vec<Device> = narrowed().unwrap_or_default();
                 let both: Vec<Device> =
                     held.iter().copied().filter(|d| narrowed.contains(d)).collect();
-                Ok(within(if both.is_empty() { held } else { both }))
+                let devices = within(if both.is_empty() { held } else { both });
+                Ok((devices, decision.cautions))
             }
-            None if self.reach.is_empty() => Ok(Vec::new()),
-            None => narrowed().ok_or_else(|| {
+            None if self.reach.is_empty() => Ok((Vec::new(), Vec::new())),
+            None => narrowed().map(|devices| (devices, Vec::new())).ok_or_else(|| {
                 format!(
                     "cannot tell which cards are yours: this session of job {} has no list of \
                      them and can open all {} of the node; ask inside the job, with srun",
