@@ -202,6 +202,17 @@ impl Check {
             );
             findings.problem(at, what, "correct one of the two, Type= and Gres= included");
         }
+        let surplus = list.surplus();
+        if let Some(wanted) = counted.filter(|_| !surplus.is_empty()) {
+            let files: Vec<&str> = surplus.iter().map(|device| device.file.as_str()).collect();
+            let what = format!(
+                "slurm.conf counts {wanted} GPUs on node {node} and this file also names {}",
+                files.join(", ")
+            );
+            let advice = "raise Gres=, Type= included, or take them out: nobody can use such a card \
+                          and every job can open it";
+            findings.problem(at, what, advice);
+        }
         let mut held = BTreeMap::new();
         for position in list.positions() {
             let Some(device) = list.device(position) else { continue };
@@ -211,7 +222,7 @@ impl Check {
             }
         }
         for (rank, card) in inventory.cards().iter().enumerate() {
-            if list.is_configured(rank) {
+            if list.is_configured(rank) || surplus.iter().any(|device| device.card == Some(rank)) {
                 continue;
             }
             let what = format!("card {} (/dev/nvidia{}) is not configured", card.pci, card.minor);
