@@ -12,29 +12,51 @@ use crate::device::Inventory;
 /// The places of a configuration file, in the order in which to look: beside
 /// `SLURM_CONF`, where a configless slurmd keeps it, and the usual place.
 pub fn candidates(name: &str) -> Vec<PathBuf> {
-    let beside = env::var_os("SLURM_CONF")
-        .and_then(|conf| Some(PathBuf::from(conf).parent()?.to_owned()))
-        .filter(|folder| folder.is_absolute());
-    let usual = ["/run/slurm/conf", "/etc/slurm"].map(PathBuf::from);
+    candidates_of(env::var_os("SLURM_CONF").as_deref().map(Path::new), name)
+}
+
+/// The same for a process whose `SLURM_CONF` this is.
+pub fn candidates_of(slurm_conf: Option<&Path>, name: &str) -> Vec<PathBuf> {
+    let beside = slurm_conf.and_then(Path::parent).filter(|folder| folder.is_absolute());
+    let usual = ["/run/slurm/conf", "/etc/slurm"].map(Path::new);
     beside.into_iter().chain(usual).map(|folder| folder.join(name)).collect()
 }
 
-/// The gres.conf to read: the site's own, whether it is there or not (a wrong
-/// path is to be said), or the first of the usual ones that is there.
-pub fn gres_conf(own: Option<&Path>) -> Option<PathBuf> {
-    let usual = || candidates("gres.conf").into_iter().find(|path| path.exists());
-    own.map(Path::to_owned).or_else(usual)
+/// The first of these files that is there. A folder that may not be searched
+/// hides whether it is, which is an error.
+pub fn first(places: impl IntoIterator<Item = PathBuf>) -> Result<Option<PathBuf>, ConfError> {
+    for path in places {
+        match path.try_exists() {
+            Ok(true) => return Ok(Some(path)),
+            Ok(false) => {}
+            Err(source) => return Err(ConfError::Read { path, source }),
+        }
+    }
+    Ok(None)
 }
 
 /// The gres list; `None` where no gres.conf is found. One that cannot be
-/// understood hides the others: they are not slurmd's.
+/// understood hides the others: they are not slurmd's. So does the site's `own`,
+/// whether it is there or not: a wrong path is to be said.
 pub fn gres_list(
     own: Option<&Path>,
     node: &str,
     inventory: &Inventory,
 ) -> Result<Option<GresList>, GresError> {
-    let read = |path: PathBuf| GresList::read(&path, node, Path::new("/"), inventory);
-    gres_conf(own).map(read).transpose()
+    match own {
+        Some(own) => GresList::read(own, node, Path::new("/"), inventory).map(Some),
+        None => gres_list_at(&candidates("gres.conf"), node, inventory),
+    }
+}
+
+/// The list of the first of these gres.conf that is there.
+pub fn gres_list_at(
+    places: &[PathBuf],
+    node: &str,
+    inventory: &Inventory,
+) -> Result<Option<GresList>, GresError> {
+    let path = places.iter().find(|path| path.exists());
+    path.map(|path| GresList::read(path, node, Path::new("/"), inventory)).transpose()
 }
 
 /// How many GPUs slurm.conf's `Gres=` counts on a node; `None` where it does not

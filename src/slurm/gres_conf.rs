@@ -264,10 +264,11 @@ fn gpus(gres: &str) -> NodeGres {
 }
 
 /// As `_merge_config`: slurm.conf's counts and order of types over gres.conf's
-/// records. What gres.conf has beyond them is cut off at the end; what it lacks
-/// is added without a file, for AutoDetect to fill.
-pub(super) fn merged(mut records: Vec<Record>, node: &NodeGres) -> Vec<Record> {
+/// records. What gres.conf has beyond them is cut off at the end, and comes
+/// second; what it lacks is added without a file, for AutoDetect to fill.
+pub(super) fn merged(mut records: Vec<Record>, node: &NodeGres) -> (Vec<Record>, Vec<Record>) {
     let mut list = Vec::new();
+    let mut surplus = Vec::new();
     for (kind, count) in node {
         let mut missing = *count;
         while missing > 0 {
@@ -284,7 +285,10 @@ pub(super) fn merged(mut records: Vec<Record>, node: &NodeGres) -> Vec<Record> {
                 record.kind = None;
             }
             record.count = record.count.min(missing);
-            record.devices.truncate(record.count);
+            if record.devices.len() > record.count {
+                let devices = record.devices.split_off(record.count);
+                surplus.push(Record { devices, ..Record::default() });
+            }
             missing -= record.count;
             if record.count == 0 {
                 continue;
@@ -292,7 +296,8 @@ pub(super) fn merged(mut records: Vec<Record>, node: &NodeGres) -> Vec<Record> {
             list.push(record);
         }
     }
-    list
+    surplus.append(&mut records);
+    (list, surplus)
 }
 
 fn same(kind: Option<&str>, wanted: &str) -> bool {

@@ -31,8 +31,25 @@ pub struct GresList {
     positions: Vec<Position>,
     /// By position, as slurmd spells them.
     files: Vec<String>,
+    surplus: Vec<Surplus>,
     autodetect: AutoDetect,
     source: PathBuf,
+}
+
+/// A device that gres.conf names beyond those that slurm.conf's `Gres=` counts:
+/// it has no position, and no job gets it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Surplus {
+    /// Its device file; several are joined by commas.
+    pub file: String,
+    /// Rank of the card behind it, if there is one.
+    pub card: Option<usize>,
+}
+
+impl Surplus {
+    fn of(entry: Entry) -> Option<Surplus> {
+        Some(Surplus { file: entry.file?, card: entry.position.card })
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,10 +106,11 @@ impl GresList {
         let GresConf { autodetect, records } = GresConf::parse(lines, node)?;
         let known = slurm.is_some();
         let wanted = slurm.iter().flatten().map(|(_, count)| count).sum();
-        let records = match slurm {
+        let (records, surplus) = match slurm {
             Some(gres) => gres_conf::merged(records, &gres),
-            None => records,
+            None => (records, Vec::new()),
         };
+        let surplus = singles(surplus, stat, inventory);
         let configured = singles(records, stat, inventory);
         let mut list = match autodetect {
             AutoDetect::Off => configured,
@@ -113,6 +131,7 @@ impl GresList {
         Ok(GresList {
             positions: list.iter().map(|entry| entry.position).collect(),
             files: list.into_iter().filter_map(|entry| entry.file).collect(),
+            surplus: surplus.into_iter().filter_map(Surplus::of).collect(),
             autodetect,
             source: source.to_owned(),
         })
@@ -181,6 +200,11 @@ impl GresList {
     /// slurmstepd denies configured devices only.
     pub fn is_configured(&self, rank: usize) -> bool {
         self.positions.iter().any(|p| p.card == Some(rank))
+    }
+
+    /// What gres.conf names and slurm.conf does not count.
+    pub fn surplus(&self) -> &[Surplus] {
+        &self.surplus
     }
 
     pub fn autodetect(&self) -> AutoDetect {

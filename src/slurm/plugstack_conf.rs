@@ -1,5 +1,5 @@
-//! plugstack.conf itself, for `gpu-align check`: which plugins Slurm loads, in
-//! which order, with which arguments.
+//! plugstack.conf itself, for `gpu-align check` and `doctor`: where it is, which
+//! plugins Slurm loads, in which order, with which arguments.
 //!
 //! Follows `_spank_stack_load` (`src/common/plugstack.c`): a line is
 //! `required|optional PLUGIN [ARGUMENTS]` or `include PATTERN`; `#` starts a comment.
@@ -9,6 +9,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
+
+use super::conf::{ConfError, Line};
+use super::files;
 
 /// Files read in all, so that a file that includes itself comes to an end.
 const MAX_FILES: usize = 64;
@@ -46,6 +49,13 @@ impl Entry {
         let name = self.plugin.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         name.replace('-', "_").contains("gpu_align")
     }
+}
+
+/// The plugstack.conf that slurm.conf's lines name, or the first of the `usual`
+/// ones; `None` where it is not there.
+pub fn find(slurm_conf: &[Line], usual: Vec<PathBuf>) -> Result<Option<PathBuf>, ConfError> {
+    let own = files::value(slurm_conf, "PlugStackConfig");
+    files::first(own.map_or(usual, |own| vec![own.into()]))
 }
 
 /// Reads a plugstack.conf and all that it includes.
@@ -120,6 +130,7 @@ fn matching(pattern: &Path) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::slurm::conf;
 
     #[test]
     fn plugins_come_in_the_order_of_the_files() {
@@ -142,6 +153,20 @@ mod tests {
         assert!(entries[1].is_gpu_align() && entries[1].required && !entries[2].required);
         assert_eq!(entries[1].arguments, ["default=all", "timeout=3"]);
         assert_eq!(entries[1].line, 1);
+    }
+
+    #[test]
+    fn a_path_in_slurm_conf_is_the_only_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let usual = folder.path().join("plugstack.conf");
+        fs::write(&usual, "").unwrap();
+        let found = |slurm_conf: &str| {
+            let mut open = |_: &Path| Ok(slurm_conf.as_bytes().to_vec());
+            let lines = conf::read_with(Path::new("slurm.conf"), &mut open).unwrap();
+            find(&lines, vec![usual.clone()]).unwrap()
+        };
+        assert_eq!(found("ClusterName=x"), Some(usual.clone()));
+        assert_eq!(found("PlugStackConfig=/nowhere/plugstack.conf"), None);
     }
 
     #[test]

@@ -217,6 +217,13 @@ class Tidy(unittest.TestCase):
         self.assertEqual((code, said.count("\n")), (1, 2), said)
         self.assertIn("positions 2 and 3 are the same card; list each File once", said)
 
+    def test_files_beyond_what_slurm_conf_counts(self):
+        with Changed("gres.conf", lambda text: text.replace("[0-3]", "[0-5]")):
+            self.assert_said("slurm.conf counts 4 GPUs on node n1 and this file also names /dev/nvidia4, /dev/nvidia5; ")
+        # A card behind one is not told to be added.
+        with Changed("slurm.conf", lambda text: text.replace("Gres=gpu:4", "Gres=gpu:3")):
+            self.assert_said("slurm.conf counts 3 GPUs on node n1 and this file also names /dev/nvidia3; raise Gres=, Type=")
+
     def test_cards_that_slurm_conf_counts_are_missed_whatever_gres_conf_says(self):
         RECORD.unlink(missing_ok=True)
         with UNNAMED, WithoutDriver():

@@ -133,6 +133,13 @@ class LostUnconstrained(unittest.TestCase):
         self.assertNotEqual(strict.returncode, 0)
         self.assertEqual(strict.stdout, "")
 
+    def test_it_is_one_to_a_rank_that_another_launcher_started(self):
+        rank = ("--gpu-align=off", "gpu-align", "exec", "strict", "--", "echo", "ran")
+        with Without(f"gpus/{LOST}"), lost_card():
+            done = run("srun", "-n1", "--gres=gpu:6", *rank)
+        self.assertIn("stays as it was: AutoDetect finds fewer GPUs than slurm.conf counts", done.stderr)
+        self.assertEqual((done.returncode, done.stdout), (1, ""), done.stderr)
+
 
 class Named(unittest.TestCase):
     """From 25.11 on Slurm itself names the cards in the Prolog."""

@@ -17,7 +17,7 @@ import time
 import unittest
 from pathlib import Path
 
-from harness import ROOT, Installed, NodeFile, configure, drained, run, srun, wait_for
+from harness import ROOT, Installed, NodeFile, configure, drained, open_folder, run, srun, wait_for
 
 UUIDS = [f"GPU-00000000-0008-4000-8000-00000000000{rank}" for rank in range(8)]
 RECORD, JOBS = Path("/run/gpu-align/node.json"), Path("/run/gpu-align/jobs")
@@ -65,6 +65,12 @@ class Shipped(unittest.TestCase):
         self.assertEqual(mode, "644:root")
         self.assertEqual(json.loads(RECORD.read_text())["boot_id"], BOOT)
         wait_for(lambda: not list(JOBS.glob("*.json")), "the removal of the job's record")
+
+    def test_a_record_without_a_folder_lies_in_the_working_one(self):
+        with open_folder() as folder:
+            done = run("gpu-align", "prolog", "--record=node.json", cwd=folder)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            self.assertEqual(json.loads(Path(folder, "node.json").read_text())["boot_id"], BOOT)
 
     def test_a_lost_card_drains_the_node_only_where_the_site_asks(self):
         with NodeFile(lambda node: node["cards"][2].update(lost=True)):

@@ -202,6 +202,17 @@ impl Check {
             );
             findings.problem(at, what, "correct one of the two, Type= and Gres= included");
         }
+        let surplus = list.surplus();
+        if let Some(wanted) = counted.filter(|_| !surplus.is_empty()) {
+            let files: Vec<&str> = surplus.iter().map(|device| device.file.as_str()).collect();
+            let what = format!(
+                "slurm.conf counts {wanted} GPUs on node {node} and this file also names {}",
+                files.join(", ")
+            );
+            let advice = "raise Gres=, Type= included, or take them out: nobody can use such a card \
+                          and every job can open it";
+            findings.problem(at, what, advice);
+        }
         let mut held = BTreeMap::new();
         for position in list.positions() {
             let Some(device) = list.device(position) else { continue };
@@ -211,7 +222,7 @@ impl Check {
             }
         }
         for (rank, card) in inventory.cards().iter().enumerate() {
-            if list.is_configured(rank) {
+            if list.is_configured(rank) || surplus.iter().any(|device| device.card == Some(rank)) {
                 continue;
             }
             let what = format!("card {} (/dev/nvidia{}) is not configured", card.pci, card.minor);
@@ -228,31 +239,19 @@ impl Check {
     }
 }
 
-/// The first of these files that is there. A folder that may not be searched
-/// hides whether it is.
-fn find(
-    candidates: impl IntoIterator<Item = PathBuf>,
-    name: &str,
-    findings: &mut Findings,
-) -> Result<Option<PathBuf>, Told> {
-    for path in candidates {
-        match path.try_exists() {
-            Ok(true) => return Ok(Some(path)),
-            Ok(false) => {}
-            Err(source) => {
-                findings.unreadable(name, &ConfError::Read { path, source });
-                return Err(Told);
-            }
-        }
-    }
-    Ok(None)
+/// One of Slurm's files, where it is found.
+fn find(name: &str, findings: &mut Findings) -> Result<Option<PathBuf>, Told> {
+    files::first(files::candidates(name)).map_err(|error| {
+        findings.unreadable(name, &error);
+        Told
+    })
 }
 
 /// A finding says why.
 struct Told;
 
 fn check_cgroup(findings: &mut Findings) -> Option<bool> {
-    let Some(path) = find(files::candidates("cgroup.conf"), "cgroup.conf", findings).ok()? else {
+    let Some(path) = find("cgroup.conf", findings).ok()? else {
         let advice = "write ConstrainDevices=yes into cgroup.conf, or run this where slurmd runs";
         findings.blind("cgroup.conf", "it was not found", advice);
         return None;
@@ -273,7 +272,7 @@ fn check_cgroup(findings: &mut Findings) -> Option<bool> {
 
 /// Whether anybody does what cgroup.conf says.
 fn check_task_plugin(findings: &mut Findings) -> Option<bool> {
-    let path = find(files::candidates("slurm.conf"), "slurm.conf", findings).ok()?;
+    let path = find("slurm.conf", findings).ok()?;
     match path.as_deref().map(files::has_task_cgroup) {
         Some(Ok(false)) => {
             let at = path.unwrap_or_default();
@@ -311,22 +310,20 @@ fn check_cards(stock: &Stock, findings: &mut Findings) {
 }
 
 fn check_plugstack(findings: &mut Findings) {
-    let Ok(slurm_conf) = find(files::candidates("slurm.conf"), "slurm.conf", findings) else {
+    let Ok(slurm_conf) = find("slurm.conf", findings) else {
         return;
     };
     let lines = match slurm_conf.as_deref().map(conf::read).transpose() {
         Ok(lines) => lines.unwrap_or_default(),
         Err(error) => return findings.unreadable("slurm.conf", &error),
     };
-    let own = files::value(&lines, "PlugStackConfig").map(PathBuf::from);
-    let candidates = own.into_iter().chain(files::candidates("plugstack.conf"));
-    let path = match find(candidates, "plugstack.conf", findings) {
+    let path = match plugstack_conf::find(&lines, files::candidates("plugstack.conf")) {
         Ok(Some(path)) => path,
         Ok(None) => {
             let what = "it was not found, so no job is aligned";
             return findings.problem("plugstack.conf", what, "add gpu-align's line, see slurm/");
         }
-        Err(Told) => return,
+        Err(error) => return findings.unreadable("plugstack.conf", &error),
     };
     let entries = match plugstack_conf::read(&path) {
         Ok(entries) => entries,

@@ -5,9 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use clap::Args;
-use gpu_align::align::plan::{self, Turn};
+use gpu_align::align::plan::Turn;
 use gpu_align::align::policy::{Mode, Policy, Print, Words};
-use gpu_align::device::Device;
 use gpu_align::launch::{self, Decision};
 use gpu_align::ranks::{LocalRank, local_rank};
 use gpu_align::report::{Outcome, Report, Task};
@@ -16,7 +15,7 @@ use gpu_align::slurm::step::Said;
 use crate::become_command;
 use crate::inside::env::Env;
 use crate::inside::gather;
-use crate::inside::scene::{ORDER, PCI_ORDER, Scene, VISIBLE};
+use crate::inside::scene::{ORDER, PCI_ORDER, Scene};
 use crate::inside::screen::count;
 
 const EXAMPLES: &str = "\
@@ -148,31 +147,30 @@ fn line(policy: &Policy, why: &str) -> String {
 }
 
 fn decide(scene: &Scene, policy: &Policy, rank: &LocalRank) -> Result<Option<Decision>, String> {
-    let mut held = scene.allotted()?;
+    let (mut held, mut cautions) = scene.allotted_with_cautions()?;
     held.sort();
     let (local, of) = match is_bound(scene, rank, held.len()) {
         true => (0, 1),
         false => (rank.rank, rank.size.unwrap_or(rank.rank + 1)),
     };
+    if held.is_empty() {
+        return Ok(None);
+    }
     let mut step = scene.step(policy.clone(), of);
-    // The launcher's allotment is settled: what is left is to share it out.
+    // The launcher's allotment is settled: it is all that there is to give, in the order
+    // of Slurm's list, and what is left is to share it out.
+    let listed = step.positions.take().unwrap_or_default();
+    held.sort_by_key(|&device| listed.iter().position(|&at| at == Some(device)));
     step.said = Said { positions: None, count: Some(held.len()) };
+    step.positions = Some(held.into_iter().map(Some).collect());
     let settled =
         |name: &str| (name != "SLURMD_TRES_BIND").then(|| scene.env.owned(name)).flatten();
-    let turn = |_: &[Device]| Some(Turn { rank: local, of });
-    let Some(mut decision) = step.decide(local, &held, settled, turn)? else {
-        return Ok(None);
-    };
     // Indices count all that this process may open, not only what it holds.
-    decision.plan.ids = plan::written(decision.plan.ids, &scene.reach);
-    let list = plan::cuda_visible_devices(&decision.plan, &scene.reach, scene.cards());
-    let list = list.map_err(|doubt| doubt.to_string())?;
-    for (name, value) in &mut decision.variables {
-        if *name == VISIBLE {
-            value.clone_from(&list);
-        }
-    }
-    Ok(Some(decision))
+    let decision = step.decide(local, &scene.reach, settled, |_| Some(Turn { rank: local, of }))?;
+    Ok(decision.map(|decision| {
+        cautions.extend(decision.cautions);
+        Decision { cautions, ..decision }
+    }))
 }
 
 /// Whether the ranks are Slurm's tasks and this one's devices, `held` of them,
@@ -184,7 +182,7 @@ fn is_bound(scene: &Scene, rank: &LocalRank, held: usize) -> bool {
 }
 
 fn said(scene: &Scene, policy: &Policy, rank: &LocalRank, decision: &Decision) -> String {
-    let place = scene.step_name().map(|name| name.replace("step ", "").replace("job ", ""));
+    let step = scene.place().map(|(_, name)| name);
     let local = rank.rank as u32;
     let ranks: &[&str] = match rank.is_slurms {
         true => &["SLURM_PROCID"],
@@ -202,7 +200,7 @@ fn said(scene: &Scene, policy: &Policy, rank: &LocalRank, decision: &Decision) -
     let tasks = [task];
     let report = Report {
         node: &scene.node_name(),
-        step: place.as_deref(),
+        step: step.as_deref(),
         policy,
         inventory: scene.cards(),
         tasks: &tasks,
@@ -225,7 +223,11 @@ fn said(scene: &Scene, policy: &Policy, rank: &LocalRank, decision: &Decision) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::inside::scene::VISIBLE;
     use crate::inside::simulated::{golden, node, scene};
+    use gpu_align::align::{Caution, Doubt};
+    use gpu_align::device::Device;
+    use gpu_align::slurm::gres_conf::GresError;
 
     fn done(minors: &[u32], env: &[(&str, &str)], words: &str, rank: usize, of: usize) -> Done {
         let words = words.parse().unwrap();
@@ -281,6 +283,28 @@ mod tests {
         let named = done(&[0, 1, 2, 3], &env, "single,ids=index", 1, 4);
         assert_eq!(visible(&named), card(1));
         assert!(named.log.contains("holds UUIDs, not indices"), "{}", named.log);
+    }
+
+    #[test]
+    fn ranks_get_cards_in_slurms_order_where_they_ask_for_it() {
+        let mut scene = scene(&node("tidy4"), &[0, 1, 2, 3], &BATCH);
+        scene.positions = Ok(Some([3, 2, 1, 0].map(|rank| Some(Device::whole(rank))).into()));
+        let policy = Policy::resolve([&"single,order=slurm".parse().unwrap()]);
+        let rank = LocalRank { rank: 0, size: Some(4), source: "LOCAL_RANK", is_slurms: false };
+        assert_eq!(visible(&align(&scene, &policy, &rank)), card(3));
+    }
+
+    #[test]
+    fn fc_38_indices_of_an_unconstrained_node_and_a_container_are_warned_of() {
+        let container = ("NVIDIA_VISIBLE_DEVICES", "0,1");
+        let env = [&BATCH[..3], &[("SLURM_JOB_GPUS", "1,2"), container]].concat();
+        let said = |minors: &[u32], words| done(minors, &env, words, 1, 2).log;
+        let caution = Caution::CountedForContainer.to_string();
+        let warned = said(&[0, 1, 2, 3], "ids=index");
+        assert!(warned.ends_with(&format!("gpu-align:   {caution}\n")), "{warned}");
+        for log in [said(&[0, 1, 2, 3], "ids=uuid"), said(&[1, 2], "ids=index")] {
+            assert!(!log.contains(&caution), "{log}");
+        }
     }
 
     #[test]
@@ -357,6 +381,32 @@ mod tests {
         assert_eq!(doubt.variables[0], ("CUDA_DEVICE_ORDER", "PCI_BUS_ID".to_owned()));
         assert!(doubt.variables.iter().all(|(name, _)| *name != VISIBLE));
         golden("exec-doubt", &doubt.log);
+    }
+
+    /// What the rank gets whose step holds positions 1 and 2, where all cards can be
+    /// opened and this is known of the gres list.
+    fn where_listed(list: Result<Option<Vec<Option<Device>>>, GresError>) -> Done {
+        let env = [&BATCH[..3], &[("SLURM_JOB_GPUS", "1,2")]].concat();
+        let mut scene = scene(&node("tidy4"), &[0, 1, 2, 3], &env);
+        scene.positions = list;
+        let rank = LocalRank { rank: 0, size: Some(2), source: "LOCAL_RANK", is_slurms: false };
+        align(&scene, &Policy::resolve([]), &rank)
+    }
+
+    #[test]
+    fn rule_2_numbers_that_are_read_as_ranks_are_called_unverified_as_under_the_plugin() {
+        let list = |ranks: [usize; 4]| Ok(Some(ranks.map(|rank| Some(Device::whole(rank))).into()));
+        let says = |list, caution: Caution| where_listed(list).log.contains(&caution.to_string());
+        assert!(says(Ok(None), Caution::UnknownGresList));
+        assert!(says(list([3, 2, 1, 0]), Caution::NotInPciOrder));
+        assert!(!where_listed(list([0, 1, 2, 3])).log.contains("unverified"));
+    }
+
+    #[test]
+    fn fc_41_where_autodetect_lost_a_card_a_rank_is_in_doubt_as_under_the_plugin() {
+        let conf = "/etc/slurm/gres.conf".into();
+        let gone = where_listed(Err(GresError::CardsGone { conf, wanted: 5, found: 4 }));
+        assert!(gone.doubt && gone.log.contains(&Doubt::CardsGone.to_string()), "{}", gone.log);
     }
 
     #[test]

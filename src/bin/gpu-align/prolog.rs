@@ -6,12 +6,13 @@
 
 use std::env;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::{self, Path, PathBuf};
 use std::process::{self, ExitCode};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use gpu_align::device::{Card, Inventory};
 use gpu_align::node::capabilities;
 use gpu_align::node::record::{self, Now};
@@ -56,7 +57,8 @@ const REST: Duration = Duration::from_millis(400);
 #[command(after_long_help = EXAMPLES)]
 pub struct Prolog {
     /// The node's record, as plugstack.conf's record= says
-    #[arg(long, value_name = "PATH", default_value = record::PATH)]
+    #[arg(long, value_name = "PATH", default_value = record::PATH,
+          value_parser = PathBufValueParser::new().try_map(path::absolute::<PathBuf>))]
     record: PathBuf,
     /// The folder of the jobs' records
     #[arg(long, value_name = "PATH", default_value = JOBS)]
@@ -261,4 +263,18 @@ pub fn host_name() -> String {
 fn say(line: &str) {
     // Whoever closed stderr does not want to know.
     let _ = writeln!(io::stderr(), "gpu-align: {line}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Arguments, Command};
+    use clap::Parser;
+
+    #[test]
+    fn a_record_without_a_folder_lies_in_the_working_one() {
+        let line = ["gpu-align", "prolog", "--record=node.json"];
+        let Command::Prolog(prolog) = Arguments::parse_from(line).command else { unreachable!() };
+        assert_eq!(prolog.record, env::current_dir().unwrap().join("node.json"));
+    }
 }

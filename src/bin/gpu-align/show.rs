@@ -198,7 +198,7 @@ impl View {
         View {
             schema: 1,
             node: scene.node_name(),
-            place: scene.step_name(),
+            place: scene.place().map(|(word, name)| format!("{word} {name}")),
             local_rank: scene.in_job().then(|| scene.env.number("SLURM_LOCALID")).flatten(),
             order: scene.env.owned(ORDER),
             visible: scene.env.owned(crate::inside::scene::VISIBLE),
@@ -409,7 +409,7 @@ fn notes(scene: &Scene) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inside::simulated::{SCREEN, golden, node, scene};
+    use crate::inside::simulated::{SCREEN, golden, node, oops, scene};
 
     const JOB: [(&str, &str); 5] = [
         ("SLURMD_NODENAME", "n1"),
@@ -440,11 +440,10 @@ mod tests {
     fn numbers_that_cannot_be_looked_up_are_said_where_slurm_gave_some() {
         let said = |env: &[(&str, &str)]| {
             let mut scene = scene(&node("inv8p"), &[3], &with(env));
-            scene.positions =
-                Err("what Slurm's numbers mean: gres.conf:1: 'oops'; correct it".into());
+            scene.positions = Err(oops());
             View::of(&scene, false).text(SCREEN)
         };
-        let line = "not looked at: what Slurm's numbers mean: gres.conf:1: 'oops'; correct it\n";
+        let line = "not looked at: what Slurm's numbers mean: gres.conf:1: 'oops': correct it\n";
         assert!(said(&[("SLURM_STEP_GPUS", "3")]).ends_with(line));
         assert!(!said(&[]).contains("not looked at"));
     }

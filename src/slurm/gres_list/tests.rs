@@ -118,6 +118,23 @@ fn slurm_confs_count_cuts_the_list() {
 }
 
 #[test]
+fn what_slurm_conf_does_not_count_is_surplus() {
+    let surplus = |gres: &str, slurm: &str| {
+        let list = list_of(gres, slurm, &node(&[0, 1, 2]));
+        let surplus = list.surplus().iter();
+        surplus.map(|device| (device.file.clone(), device.card)).collect::<Vec<_>>()
+    };
+    let files = "Name=gpu File=/dev/nvidia[0-2]\nName=gpu Type=b File=/dev/nvidia3";
+    let (last, none) = (("/dev/nvidia2".to_owned(), Some(2)), ("/dev/nvidia3".to_owned(), None));
+    assert_eq!(surplus(files, "NodeName=n1 Gres=gpu:2"), [last, none.clone()]);
+    assert_eq!(surplus(files, "NodeName=n1 Gres=gpu:3"), [none]);
+    assert_eq!(surplus(files, "NodeName=n1 Gres=gpu:4"), []);
+    // A dynamic node has what its gres.conf says; and AutoDetect names nothing.
+    assert_eq!(surplus(files, ""), []);
+    assert_eq!(surplus("AutoDetect=nvml", "NodeName=n1 Gres=gpu:2"), []);
+}
+
+#[test]
 fn slurm_confs_types_come_in_its_order() {
     let gres = "Name=gpu Type=small File=/dev/nvidia0\nName=gpu Type=big File=/dev/nvidia1\n\
                 Name=gpu Type=small File=/dev/nvidia2";

@@ -2,13 +2,12 @@
 //! configuration.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use gpu_align::slurm::conf;
+use gpu_align::slurm::{conf, files, plugstack_conf};
 use gpu_align::spank;
 
 use crate::inside::env::Env;
-use crate::inside::gather::slurm_folders;
 use crate::release;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,7 +16,7 @@ pub struct Plugin {
     pub line: Option<String>,
     /// The plugin file that the line names and that is not there.
     pub missing: Option<String>,
-    /// The file without such a line.
+    /// What has no such line: the file, or all of Slurm's configuration.
     pub absent_from: Option<String>,
     /// The Slurm that has to load it.
     pub slurm: Option<Slurm>,
@@ -73,80 +72,38 @@ impl Plugin {
     }
 
     fn configured(env: &Env, inside: bool) -> Plugin {
-        let folders = slurm_folders(env);
-        let Some(folder) = folders.iter().find(|folder| folder.join("slurm.conf").is_file()) else {
-            let why = "Slurm's configuration: no slurm.conf can be read here".to_owned();
-            let unseen = inside.then_some(why).into_iter().collect();
-            return Plugin { unseen, ..Plugin::default() };
+        let why = match Plugin::in_files(|name| env.places_of(name)) {
+            Ok(Some(plugin)) => return plugin,
+            Ok(None) if inside => "there is no slurm.conf here".to_owned(),
+            Ok(None) => return Plugin::default(),
+            Err(why) => why.to_string(),
         };
-        Plugin::in_folder(folder)
+        let unseen = vec![format!("whether Slurm loads gpu-align: {why}")];
+        Plugin { unseen, ..Plugin::default() }
     }
 
-    fn in_folder(folder: &Path) -> Plugin {
-        let lines = conf::read(&folder.join("slurm.conf")).unwrap_or_default();
-        let named = lines.iter().find_map(|line| {
-            let pairs = conf::pairs(&line.text).ok()?;
-            Some(PathBuf::from(conf::value(&pairs, "PlugStackConfig")?))
-        });
-        let path = named.unwrap_or_else(|| folder.join("plugstack.conf"));
+    /// What Slurm's files say; `None` without a slurm.conf. `Err`: why one cannot be read.
+    fn in_files(places: impl Fn(&str) -> Vec<PathBuf>) -> anyhow::Result<Option<Plugin>> {
+        let Some(slurm_conf) = files::first(places("slurm.conf"))? else {
+            return Ok(None);
+        };
+        let lines = conf::read(&slurm_conf)?;
+        let path = plugstack_conf::find(&lines, places("plugstack.conf"))?;
+        let entries = path.as_deref().map(plugstack_conf::read).transpose()?.unwrap_or_default();
         let mut plugin = Plugin::default();
-        if !search(&path, 0, &mut plugin) {
-            plugin.absent_from = Some(path.display().to_string());
-        }
-        plugin
-    }
-}
-
-/// Looks for gpu-align's line; `include` may name a pattern in the last part of
-/// its path.
-fn search(path: &Path, depth: usize, plugin: &mut Plugin) -> bool {
-    const MAX_DEPTH: usize = 4;
-    let Ok(text) = gpu_align::node::text::read(path, 256 << 10) else { return false };
-    for (number, line) in text.lines().enumerate() {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        match words[..] {
-            ["include", pattern, ..]
-                if depth < MAX_DEPTH
-                    && matching(path, pattern)
-                        .iter()
-                        .any(|file| search(file, depth + 1, plugin)) =>
-            {
-                return true;
+        match entries.iter().find(|entry| entry.is_gpu_align()) {
+            Some(entry) => {
+                plugin.line = Some(format!("{}:{}", entry.file.display(), entry.line));
+                let gone = entry.plugin.is_absolute() && !entry.plugin.exists();
+                plugin.missing = gone.then(|| entry.plugin.display().to_string());
             }
-            ["required" | "optional", file, ..] if file.contains("gpu_align") => {
-                plugin.line = Some(format!("{}:{}", path.display(), number + 1));
-                let absolute = file.starts_with('/');
-                plugin.missing = (absolute && !Path::new(file).exists()).then(|| file.to_owned());
-                return true;
+            None => {
+                let file = path.map(|path| path.display().to_string());
+                plugin.absent_from = file.or(Some("Slurm's configuration".to_owned()));
             }
-            _ => {}
         }
+        Ok(Some(plugin))
     }
-    false
-}
-
-/// The files that an include names: relative to the file that includes, with
-/// `*` in the last part.
-fn matching(from: &Path, pattern: &str) -> Vec<PathBuf> {
-    let pattern = from.parent().unwrap_or(Path::new("/")).join(pattern);
-    let (Some(folder), Some(name)) =
-        (pattern.parent(), pattern.file_name().and_then(|n| n.to_str()))
-    else {
-        return Vec::new();
-    };
-    let Some((before, after)) = name.split_once('*') else { return vec![pattern] };
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut files: Vec<PathBuf> = entries
-        .map(|entry| entry.path())
-        .filter(|path| {
-            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            name.len() >= before.len() + after.len()
-                && name.starts_with(before)
-                && name.ends_with(after)
-        })
-        .collect();
-    files.sort();
-    files
 }
 
 #[cfg(test)]
@@ -154,20 +111,54 @@ mod tests {
     use super::*;
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
+
+    /// What a job is told where these files are Slurm's configuration.
+    fn configured(folder: &Path, files: &[(&str, &str)]) -> Plugin {
+        for (name, text) in files {
+            fs::create_dir_all(folder.join(name).parent().unwrap()).unwrap();
+            fs::write(folder.join(name), text).unwrap();
+        }
+        let conf = folder.join("slurm.conf").display().to_string();
+        Plugin::configured(&Env([("SLURM_CONF".into(), conf)].into()), true)
+    }
 
     #[test]
     fn the_line_is_found_behind_an_include() {
         let root = tempfile::tempdir().unwrap();
-        let folder = root.path();
-        fs::write(folder.join("slurm.conf"), "ClusterName=x\n").unwrap();
-        assert!(Plugin::in_folder(folder).absent_from.is_some());
-        fs::create_dir(folder.join("plugstack.conf.d")).unwrap();
-        fs::write(folder.join("plugstack.conf"), "include plugstack.conf.d/*.conf\n").unwrap();
+        let include = "include plugstack.conf.d/*.conf\n";
+        let files = [("slurm.conf", "ClusterName=x\n"), ("plugstack.conf", include)];
+        assert!(configured(root.path(), &files).absent_from.is_some());
         let line = "# ours\nrequired /no/such/spank_gpu_align.so default=all\n";
-        fs::write(folder.join("plugstack.conf.d/gpu-align.conf"), line).unwrap();
-        let plugin = Plugin::in_folder(folder);
+        let plugin = configured(root.path(), &[("plugstack.conf.d/gpu-align.conf", line)]);
         assert!(plugin.line.unwrap().ends_with("gpu-align.conf:2"));
         assert_eq!(plugin.missing.as_deref(), Some("/no/such/spank_gpu_align.so"));
+    }
+
+    #[test]
+    fn slurm_conf_says_where_the_line_is() {
+        let root = tempfile::tempdir().unwrap();
+        let other = root.path().join("other.conf").display().to_string();
+        let named = format!("PlugStackConfig={other}\n");
+        let line = "optional spank_gpu_align.so\n";
+        let plugin = configured(root.path(), &[("slurm.conf", &named), ("other.conf", line)]);
+        assert_eq!(plugin.line, Some(format!("{other}:1")));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_not_one_without_a_line() {
+        let unreadable = |name: &str, slurm_conf: &str| {
+            let root = tempfile::tempdir().unwrap();
+            fs::create_dir(root.path().join("folder.conf")).unwrap();
+            let files = [("slurm.conf", slurm_conf), ("plugstack.conf", "include folder.conf\n")];
+            let plugin = configured(root.path(), &files);
+            assert_eq!((&plugin.line, &plugin.absent_from), (&None, &None));
+            let at = root.path().join(name).display().to_string();
+            let start = format!("whether Slurm loads gpu-align: cannot read {at}: ");
+            assert!(plugin.unseen[0].starts_with(&start), "{:?}", plugin.unseen);
+        };
+        unreadable("folder.conf", "ClusterName=x\n");
+        unreadable("gone.conf", "Include gone.conf\n");
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! A process's environment, as it is and as it was when its program started.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use gpu_align::slurm::files;
 
 use super::scene::VISIBLE;
 
@@ -35,6 +37,11 @@ impl Env {
 
     pub fn number(&self, name: &str) -> Option<usize> {
         self.get(name)?.trim().parse().ok()
+    }
+
+    /// Where a file of Slurm's configuration is looked for, in that order.
+    pub fn places_of(&self, name: &str) -> Vec<PathBuf> {
+        files::candidates_of(self.get("SLURM_CONF").map(Path::new), name)
     }
 
     /// Whether CUDA_VISIBLE_DEVICES names devices by index, not by UUID.

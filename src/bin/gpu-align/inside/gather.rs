@@ -7,7 +7,8 @@ use gpu_align::device::{Device, Inventory};
 use gpu_align::node::gather::{self, Sources};
 use gpu_align::node::record;
 use gpu_align::reach::{may_open, nodes, reach};
-use gpu_align::slurm::gres_list::GresList;
+use gpu_align::slurm::files;
+use gpu_align::slurm::gres_conf::GresError;
 
 use super::env::Env;
 use super::scene::{ORDER, PCI_ORDER, Scene, VISIBLE, cpu_list, near};
@@ -100,23 +101,12 @@ fn own_cpus() -> Vec<usize> {
     set.map(|set| (0..most).filter(|&cpu| set.is_set(cpu)).collect()).unwrap_or_default()
 }
 
-/// The folders in which Slurm's configuration may lie.
-pub fn slurm_folders(env: &Env) -> Vec<PathBuf> {
-    let own = env.get("SLURM_CONF").and_then(|conf| Path::new(conf).parent());
-    let usual = ["/run/slurm/conf", "/etc/slurm", "/etc/slurm-llnl"].map(Path::new);
-    own.into_iter().chain(usual).map(Path::to_path_buf).collect()
-}
-
 /// The gres list; `Ok(None)` outside of Slurm and where there is no gres.conf.
 /// One that cannot be understood hides the others: they are not slurmd's.
-fn positions(env: &Env, inventory: &Inventory) -> Result<Option<Vec<Option<Device>>>, String> {
+fn positions(env: &Env, inventory: &Inventory) -> Result<Option<Vec<Option<Device>>>, GresError> {
     let Some(node) = env.get("SLURMD_NODENAME") else { return Ok(None) };
-    let mut paths = slurm_folders(env).into_iter().map(|folder| folder.join("gres.conf"));
-    let Some(path) = paths.find(|path| path.exists()) else { return Ok(None) };
-    match GresList::read(&path, node, Path::new("/"), inventory) {
-        Ok(list) => Ok(Some(list.devices())),
-        Err(why) => Err(format!("what Slurm's numbers mean: {why}")),
-    }
+    let list = files::gres_list_at(&env.places_of("gres.conf"), node, inventory)?;
+    Ok(list.map(|list| list.devices()))
 }
 
 #[cfg(test)]
@@ -136,11 +126,26 @@ mod tests {
         let cards = inventory(&node("tidy4"));
         let gres = folder.path().join("gres.conf");
         std::fs::write(&gres, "Name=gpu oops").unwrap();
-        assert_eq!(positions(&env(1), &cards), Ok(None));
-        let why = positions(&env(2), &cards).unwrap_err();
-        assert!(why.starts_with("what Slurm's numbers mean: /"), "{why}");
+        assert_eq!(positions(&env(1), &cards).unwrap(), None);
+        let why = positions(&env(2), &cards).unwrap_err().to_string();
         assert!(why.contains("gres.conf:1: 'oops'"), "{why}");
         std::fs::write(&gres, "Name=gpu File=/dev/nvidia[0-3]").unwrap();
-        assert_eq!(positions(&env(2), &cards).map(|list| list.map(|list| list.len())), Ok(Some(4)));
+        assert_eq!(positions(&env(2), &cards).unwrap().map(|list| list.len()), Some(4));
+    }
+
+    #[test]
+    fn slurms_files_are_where_the_plugin_finds_them() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("gres.conf"), "Name=gpu File=/dev/nvidia[0-3]").unwrap();
+        let conf = folder.path().join("slurm.conf").display().to_string();
+        // Neither takes a folder that depends on where a process stands.
+        let relative = "../".repeat(conf.len()) + conf.trim_start_matches('/');
+        let listed = |conf: String| {
+            let variables = [("SLURM_CONF".into(), conf), ("SLURMD_NODENAME".into(), "n1".into())];
+            positions(&Env(variables.into()), &inventory(&node("tidy4"))).unwrap()
+        };
+        let list = listed(conf);
+        assert!(list.is_some());
+        assert_ne!(listed(relative), list);
     }
 }

@@ -16,7 +16,6 @@ use gpu_align::slurm::conf;
 use serde::Serialize;
 
 use super::env::{Env, command, parent_and_start};
-use super::gather::slurm_folders;
 
 /// Larger files set no variable that anybody would look for.
 const MAX_FILE: usize = 256 << 10;
@@ -160,8 +159,8 @@ fn assigned<'a>(line: &'a str, name: &str) -> Option<&'a str> {
 
 /// Assignments in the site's TaskProlog, if slurm.conf can be read here.
 pub fn task_prolog(env: &Env, names: &[&str]) -> Vec<Hit> {
-    let folders = slurm_folders(env);
-    let Some(lines) = folders.iter().find_map(|f| conf::read(&f.join("slurm.conf")).ok()) else {
+    let places = env.places_of("slurm.conf");
+    let Some(lines) = places.iter().find_map(|path| conf::read(path).ok()) else {
         return Vec::new();
     };
     let value = |line: &conf::Line| {

@@ -6,6 +6,7 @@
 
 use std::path::Path;
 
+use gpu_align::align::Caution;
 use gpu_align::align::allotment::Reading as NumberReading;
 use gpu_align::align::plan::Turn;
 use gpu_align::align::policy::Policy;
@@ -14,6 +15,7 @@ use gpu_align::cuda::{Answer, CudaDevice};
 use gpu_align::device::{Device, Inventory, Uuid};
 use gpu_align::launch::Step;
 use gpu_align::ranks;
+use gpu_align::slurm::gres_conf::GresError;
 use gpu_align::slurm::step::{self, Kind, Said};
 
 use super::env::Env;
@@ -37,8 +39,8 @@ pub struct Scene {
     pub near: Vec<bool>,
     /// The CPUs that this process may use, as the kernel lists them.
     pub cpus: String,
-    /// The gres list, if there is a gres.conf here; or why it cannot be told, as a sentence.
-    pub positions: Result<Option<Vec<Option<Device>>>, String>,
+    /// The gres list, if there is a gres.conf here; or why it cannot be told.
+    pub positions: Result<Option<Vec<Option<Device>>>, GresError>,
 }
 
 impl Scene {
@@ -83,12 +85,13 @@ impl Scene {
         self.env.get("SLURM_JOB_ID").is_some()
     }
 
-    /// `12.3`, `12.batch`, `job 12`: what part of which job this is.
-    pub fn step_name(&self) -> Option<String> {
+    /// What part of which job this is, and what to call it: `("step", "12.3")`;
+    /// `("job", "12")` where Slurm gives the step no number.
+    pub fn place(&self) -> Option<(&'static str, String)> {
         let job = self.env.get("SLURM_JOB_ID")?;
         match self.env.get("SLURM_STEP_ID").or_else(|| self.env.get("SLURM_STEPID")) {
-            Some(step) if step.parse::<u16>().is_ok() => Some(format!("step {job}.{step}")),
-            _ => Some(format!("job {job}")),
+            Some(step) if step.parse::<u16>().is_ok() => Some(("step", format!("{job}.{step}"))),
+            _ => Some(("job", job.to_owned())),
         }
     }
 
@@ -120,12 +123,12 @@ impl Scene {
     pub fn step(&self, policy: Policy, tasks: usize) -> Step {
         Step {
             node: self.node_name(),
-            name: self.step_name().unwrap_or_default().replace("step ", ""),
+            name: self.place().map(|(_, name)| name).unwrap_or_default(),
             policy,
             inventory: self.inventory.clone(),
             gap: self.gap.clone(),
-            positions: self.positions.clone().ok().flatten(),
-            cards_gone: false,
+            positions: self.positions.as_ref().ok().cloned().flatten(),
+            cards_gone: matches!(self.positions, Err(GresError::CardsGone { .. })),
             said: self.said(),
             reading: NumberReading::Rank,
             tasks,
@@ -200,6 +203,11 @@ impl Scene {
     /// The devices that are this process's to use, in PCI order or as gpu-align
     /// gave them; never more than the kernel lets it open. `Err`: a sentence.
     pub fn allotted(&self) -> Result<Vec<Device>, String> {
+        self.allotted_with_cautions().map(|(devices, _)| devices)
+    }
+
+    /// The same, and what is to be said of it.
+    pub fn allotted_with_cautions(&self) -> Result<(Vec<Device>, Vec<Caution>), String> {
         self.inventory.as_ref().map_err(Clone::clone)?;
         let within = |mut devices: Vec<Device>| {
             devices.retain(|device| self.reach.contains(device));
@@ -208,11 +216,11 @@ impl Scene {
         if let Some(given) = self.given() {
             let cards = self.cards();
             let given = given.iter().filter_map(|uuid| cards.device_of_uuid(uuid)).collect();
-            return Ok(within(given));
+            return Ok((within(given), Vec::new()));
         }
         let narrowed = || self.env.get(VISIBLE).map(|_| self.selected());
         if !self.in_job() {
-            return Ok(narrowed().unwrap_or_else(|| self.reach.clone()));
+            return Ok((narrowed().unwrap_or_else(|| self.reach.clone()), Vec::new()));
         }
         let words = "all".parse().map_err(|why| format!("{why}"))?;
         let step = self.step(Policy::resolve([&words]), 1);
@@ -224,10 +232,11 @@ impl Scene {
                 let narrowed: Vec<Device> = narrowed().unwrap_or_default();
                 let both: Vec<Device> =
                     held.iter().copied().filter(|d| narrowed.contains(d)).collect();
-                Ok(within(if both.is_empty() { held } else { both }))
+                let devices = within(if both.is_empty() { held } else { both });
+                Ok((devices, decision.cautions))
             }
-            None if self.reach.is_empty() => Ok(Vec::new()),
-            None => narrowed().ok_or_else(|| {
+            None if self.reach.is_empty() => Ok((Vec::new(), Vec::new())),
+            None => narrowed().map(|devices| (devices, Vec::new())).ok_or_else(|| {
                 format!(
                     "cannot tell which cards are yours: this session of job {} has no list of \
                      them and can open all {} of the node; ask inside the job, with srun",
@@ -273,7 +282,8 @@ impl Scene {
 
     /// Why the numbers that Slurm gave this step cannot be looked up.
     pub fn unread_numbers(&self) -> Option<String> {
-        self.said().positions.and(self.positions.as_ref().err().cloned())
+        let why = self.positions.as_ref().err()?;
+        self.said().positions.map(|_| format!("what Slurm's numbers mean: {why}"))
     }
 }
 
@@ -314,4 +324,22 @@ pub fn near(root: &Path, inventory: &Inventory, cpus: &[usize]) -> Vec<bool> {
         .iter()
         .map(|card| near_cpus(card).is_some_and(|list| share_a_cpu(&list, cpus)))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inside::simulated::{node, scene};
+
+    #[test]
+    fn a_step_is_named_as_the_plugin_names_it() {
+        let name = |env: &[(&str, &str)]| {
+            scene(&node("tidy4"), &[0], env).step(Policy::resolve([]), 1).name
+        };
+        let (job, step) = (("SLURM_JOB_ID", "12"), ("SLURM_STEP_ID", "3"));
+        assert_eq!(name(&[job, step]), "12.3");
+        assert_eq!(name(&[job]), "12");
+        assert_eq!(name(&[job, ("SLURM_STEP_ID", "4294967291")]), "12");
+        assert_eq!(name(&[]), "");
+    }
 }

@@ -4,6 +4,7 @@
 use gpu_align::cuda::{Answer, CallError, CudaDevice};
 use gpu_align::device::{Card, Inventory, Minor, Slice};
 use gpu_align::reach::{nodes, reach};
+use gpu_align::slurm::gres_conf::GresError;
 use sim_node::{DeviceFile, Node};
 
 use super::env::Env;
@@ -58,6 +59,12 @@ pub fn scene(node: &Node, minors: &[u32], env: &[(&str, &str)]) -> Scene {
         inventory: Ok(inventory),
         env,
     }
+}
+
+/// Why a gres list cannot be told.
+pub fn oops() -> GresError {
+    let (path, value) = ("gres.conf".into(), "oops".into());
+    GresError::Line { path, line: 1, value, advice: "correct it" }
 }
 
 fn answer(node: &Node, minors: &[u32], env: &Env) -> Answer {

@@ -5,7 +5,7 @@ use crate::inside::env::Env;
 use crate::inside::hands::Ancestor;
 use crate::inside::mps::{Seen, StartedWith};
 use crate::inside::scene::Scene;
-use crate::inside::simulated::{SCREEN, golden, node, scene};
+use crate::inside::simulated::{SCREEN, golden, node, oops, scene};
 use crate::inside::usage::{CardUse, Holder, Usage};
 
 fn usage_of(scene: &Scene, holders: &[(usize, &[u32])]) -> Usage {
@@ -140,7 +140,7 @@ fn task(changed: &[(&str, &str)]) -> Scene {
 fn numbers_that_cannot_be_looked_up_are_said_and_decide_nothing() {
     let mut case = Case::on(task(&[]));
     let before = exit_code(&case.checks());
-    case.scene.positions = Err("what Slurm's numbers mean: gres.conf:1: 'oops'; correct it".into());
+    case.scene.positions = Err(oops());
     assert!(case.says("slurm").starts_with("unseen: what Slurm's numbers mean: gres.conf:1"));
     assert_eq!(exit_code(&case.checks()), before);
 }
