@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <slurm/spank.h>
 #include <stdatomic.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +22,7 @@ SPANK_PLUGIN(same_calls, 1)
 static atomic_int *done; /* shared by the tasks */
 static int task_log = -1;
 static int forked;
+static uint32_t tasks;
 
 static void read_file(const char *path)
 {
@@ -48,9 +50,10 @@ int slurm_spank_init_post_opt(spank_t spank, int argc, char **argv)
     struct stat stat_of;
     const char *conf = getenv("SLURM_CONF");
 
-    (void)spank, (void)argc, (void)argv;
+    (void)argc, (void)argv;
     if (spank_context() != S_CTX_REMOTE)
         return 0;
+    spank_get_item(spank, S_JOB_LOCAL_TASK_COUNT, &tasks);
     read_all("/proc/driver/nvidia/gpus/*/information");
     read_all("/sys/bus/pci/devices/*/numa_node");
     read_file(conf);
@@ -76,7 +79,7 @@ int slurm_spank_user_init(spank_t spank, int argc, char **argv)
 int slurm_spank_task_post_fork(spank_t spank, int argc, char **argv)
 {
     (void)spank, (void)argc, (void)argv;
-    if (++forked == CARDS)
+    if (++forked == (int)tasks) /* or the stream would never end */
         close(task_log);
     return 0;
 }
@@ -96,7 +99,7 @@ int slurm_spank_task_init(spank_t spank, int argc, char **argv)
         spank_getenv(spank, asked[n], value, sizeof(value));
     for (int n = 0; n < 6; n++)
         spank_setenv(spank, set[n], UUID "," UUID "," UUID, 1);
-    if (atomic_fetch_add(done, 1) == CARDS - 1) {
+    if (atomic_fetch_add(done, 1) == (int)tasks - 1) {
         struct pollfd ask = {task_log, POLLOUT, 0};
 
         memset(value, '-', 1200);
