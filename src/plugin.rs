@@ -87,13 +87,16 @@ impl Plugin {
 
 /// In every program, first: the arguments of the line in plugstack.conf.
 pub fn init(spank: &Spank<'_>, arguments: &[String]) -> Outcome {
-    let (site, refused) = match Site::parse(arguments) {
-        Ok(site) => (site, None),
-        Err(why) => (Site::NOTHING, Some(why.to_string())),
-    };
-    let answer = refused.as_ref().map_or(Outcome::Fine, |why| complain(spank, why));
-    PLUGIN.with(|plugin| *plugin = Plugin { site, refused, ..Plugin::idle() });
-    answer
+    match Site::parse(arguments) {
+        Ok(site) => {
+            PLUGIN.with(|plugin| plugin.site = site);
+            Outcome::Fine
+        }
+        Err(why) => {
+            PLUGIN.with(|plugin| plugin.refused = Some(why.to_string()));
+            complain(spank, &why.to_string())
+        }
+    }
 }
 
 /// `--gpu-align[=WORDS]` was given; `None` without a value. `remote`: in slurmstepd.
@@ -164,6 +167,12 @@ pub fn task_init(spank: &Spank<'_>) -> Outcome {
 /// In slurmstepd, when a task has ended.
 pub fn task_exit(spank: &Spank<'_>) -> Outcome {
     PLUGIN.with(|plugin| plugin.running.as_ref()?.ended(spank.task_id().ok()?));
+    Outcome::Fine
+}
+
+/// Last, in every program.
+pub fn exit(_spank: &Spank<'_>) -> Outcome {
+    PLUGIN.with(|plugin| *plugin = Plugin::idle());
     Outcome::Fine
 }
 

@@ -13,8 +13,8 @@ fn tasks(count: usize) -> Vec<Task> {
     vec![Task::default(); count]
 }
 
-const OURS: [&str; 6] =
-    ["init", "init_post_opt", "user_init", "task_post_fork", "task_init", "task_exit"];
+const OURS: [&str; 7] =
+    ["init", "init_post_opt", "user_init", "task_post_fork", "task_init", "task_exit", "exit"];
 
 #[test]
 fn a_step_without_the_option_is_played_in_silence_and_unchanged() {
@@ -124,9 +124,9 @@ fn the_running_release_decides_the_version_that_slurm_checks() {
 #[test]
 fn hooks_out_of_order_and_twice_get_their_answers() {
     let orders = [
-        vec!["task_exit", "task_init", "user_init", "init"],
-        vec!["task_init:0", "task_init:0", "task_exit:1", "task_exit:1"],
-        vec!["init", "init", "options", "user_init", "user_init"],
+        vec!["exit", "task_init", "user_init", "init"],
+        vec!["task_init:0", "task_init:0", "task_exit:1", "exit", "exit"],
+        vec!["init", "init", "options", "user_init", "user_init", "exit"],
     ];
     for hooks in orders {
         for fork in [false, true] {

@@ -15,6 +15,7 @@ const EXPORTS: &[&str] = &[
     "plugin_name",
     "plugin_type",
     "plugin_version",
+    "slurm_spank_exit",
     "slurm_spank_init",
     "slurm_spank_init_failure_mode",
     "slurm_spank_init_post_opt",

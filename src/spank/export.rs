@@ -83,4 +83,6 @@ hooks! {
     slurm_spank_task_init => task_init;
     /// In slurmstepd, when a task has ended.
     slurm_spank_task_exit => task_exit;
+    /// Last, in every program.
+    slurm_spank_exit => exit;
 }
